@@ -1,0 +1,229 @@
+"""The pruner: composes the statistics into one decision, knows no framework.
+
+rewards -> advantages -> norms -> sizes -> inclusion probabilities -> design -> selection, once
+for every optimizer step that a generation feeds, each with a draw of its own.
+
+Suffixes: `_P` prompts, `_PG` prompts x group, `_N` flat rows.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dppo._batch import (
+    DROP_REASONS,
+    Batch,
+    count_reasons,
+    make_batch,
+    optimizer_steps,
+    prompt_inclusion,
+)
+from dppo._checks import Bools, Floats, natural
+from dppo.config import PruneConfig
+from dppo.errors import ConfigurationError
+from dppo.estimator.designs import generator, poisson, stratified_order, systematic
+from dppo.estimator.diagnostics import effective_sample_size, pruning_variance
+from dppo.estimator.inclusion import (
+    proportional_inclusion,
+    threshold_inclusion,
+    uniform_inclusion,
+)
+from dppo.estimator.sizes import completion_norms
+from dppo.estimator.weights import two_phase_inclusion
+from dppo.types import CompletionChoice, Selection
+
+__all__ = ["DROP_REASONS", "Pruner"]
+
+
+class Pruner:
+    """Decides which completions are trained on, and remembers what it decided for the metrics.
+
+    Args:
+        config: The options.
+        seed: Of every draw, >= 0. Decisions are a pure function of it and of the arguments of the
+            call, so ranks and resumed runs agree without exchanging random state.
+
+    Example:
+        >>> import dppo
+        >>> pruner = dppo.Pruner(dppo.PruneConfig(completion_keep=0.5), seed=0)
+        >>> choice = pruner.select_completions([[1.0, 0.0, 0.0, 1.0]], step=0)
+        >>> int(choice.kept.sum()), choice.weight.max().item()
+        (2, 2.0)
+    """
+
+    def __init__(self, config: PruneConfig, *, seed: int) -> None:
+        self.config = config
+        self.seed = natural("seed", seed)
+        self._metrics: list[dict[str, float]] = []
+        self._metrics_step = -1
+
+    def select_completions(
+        self,
+        rewards_PG: ArrayLike,
+        *,
+        step: int,
+        advantages_PG: ArrayLike | None = None,
+        prompts: Selection | None = None,
+        surprisal_PG: ArrayLike | None = None,
+        lengths_PG: ArrayLike | None = None,
+        prompt_lengths_P: ArrayLike | None = None,
+        live: ArrayLike | None = None,
+        iteration: int = 0,
+        optimizer_step_PG: ArrayLike | None = None,
+        masked_PG: ArrayLike | None = None,
+        dead_P: ArrayLike | None = None,
+        advantage_floor: float = 0.0,
+        denominator_PG: ArrayLike | None = None,
+    ) -> CompletionChoice:
+        """Choose the completions to train on, with their inclusion probabilities and weights.
+
+        Args:
+            rewards_PG: Shape (P, G). NaN means no score.
+            step: Generation counter.
+            advantages_PG: Shape (P, G). The host's; used as they are, except that dead groups get
+                exactly 0. Default: `group_advantages(rewards_PG)`.
+            prompts: The selection of the candidate window these P prompts were kept from; the
+                rows here are its kept prompts in window order. None: no prompt was pruned.
+            surprisal_PG: Shape (P, G), see `surprisal_norm`. None: h = 1.
+            lengths_PG: Shape (P, G). Completion tokens. None: rows cost the same.
+            prompt_lengths_P: Shape (P,). Prompt tokens; needs `lengths_PG`.
+            live: Shape (P, G). Rows with a gradient. Default: the advantage is not 0, or all rows
+                if `advantage_floor` > 0. Masked rows never are.
+            iteration: Pass over the generation.
+            optimizer_step_PG: Shape (P, G), whole numbers: which optimizer step of this pass
+                trains the row. Each has its own budget and its own independent draw.
+            masked_PG: Shape (P, G). Rows without a token in the loss.
+            dead_P: Shape (P,). Groups without signal, if not those whose rewards are constant.
+            advantage_floor: See `completion_norms`.
+            denominator_PG: See `completion_norms`.
+
+        Raises:
+            InvalidInputError: A shape, a value or a combination of arguments is wrong.
+        """
+        batch = make_batch(
+            rewards_PG,
+            advantages_PG=advantages_PG,
+            lengths_PG=lengths_PG,
+            prompt_lengths_P=prompt_lengths_P,
+            live=live,
+            masked_PG=masked_PG,
+            dead_P=dead_P,
+            advantage_floor=advantage_floor,
+        )
+        shape = batch.live_PG.shape
+        pi_prompt_P = prompt_inclusion(prompts, shape[0])
+        norm = completion_norms(
+            batch.advantages_PG,
+            surprisal=surprisal_PG,
+            weight_P=1 / pi_prompt_P,
+            advantage_floor=advantage_floor,
+            live=batch.live_PG,
+            denominator=denominator_PG,
+        )
+        step_of = optimizer_steps(optimizer_step_PG, shape)
+        kept, pi = np.zeros(shape, dtype=np.bool_), np.zeros(shape)
+        for optimizer_step in np.unique(step_of).tolist():
+            rows = step_of == optimizer_step
+            pi[rows] = self._inclusion(batch, norm, rows)
+            kept[rows] = self._draw(
+                pi, batch.advantages_PG, rows, key=(step, iteration, optimizer_step)
+            )
+        selection = Selection(kept, two_phase_inclusion(pi_prompt_P, pi))
+        choice = CompletionChoice(
+            kept=selection.kept,
+            pi=selection.pi,
+            weight=selection.weight,
+            pi_completion=pi,
+            advantages=batch.advantages_PG,
+            live=batch.live_PG,
+            norm=norm,
+            dropped=count_reasons(batch.reason_PG, kept),
+        )
+        self._remember(step, choice, batch.cost_PG)
+        return choice
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the latest generation, averaged over its passes; empty before the first."""
+        names = self._metrics[0] if self._metrics else {}
+        return {name: float(np.mean([m[name] for m in self._metrics])) for name in names}
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"version": 1, "seed": self.seed, "config": self.config.to_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Check that a saved state belongs to this pruner.
+
+        Raises:
+            ConfigurationError: The seed or an option differs; the message names it.
+        """
+        mine = self.state_dict()
+        changed = [f"version {state.get('version')!r} -> 1"] if state.get("version") != 1 else []
+        if state.get("seed") != self.seed:
+            changed.append(f"seed {state.get('seed')!r} -> {self.seed!r}")
+        saved: dict[str, Any] = state.get("config", {})
+        for name in sorted(saved.keys() | mine["config"].keys()):
+            before, now = saved.get(name), mine["config"].get(name)
+            if before != now:
+                changed.append(f"{name} {before!r} -> {now!r}")
+        if changed:
+            raise ConfigurationError(
+                "the saved pruning state belongs to another configuration: " + "; ".join(changed)
+            )
+
+    def _inclusion(self, batch: Batch, norm: Floats, rows: Bools) -> Floats:
+        """Inclusion probabilities of the rows of one optimizer step, flat."""
+        rule, keep = self.config.completion_rule, self.config.completion_keep
+        if rule == "threshold":
+            return threshold_inclusion(
+                batch.advantages_PG,
+                prune_rate=self.config.completion_prune_rate,
+                live=batch.live_PG,
+                scored=batch.scored_PG,
+            )[rows]
+        if rule == "uniform":
+            return uniform_inclusion(batch.live_PG[rows], keep=keep)
+        if rule == "inert":
+            return uniform_inclusion(batch.live_PG[rows], keep=1.0)
+        cost = batch.cost_PG[rows]
+        return proportional_inclusion(norm[rows] / np.sqrt(cost), keep=keep, cost=cost)
+
+    def _draw(
+        self, pi: Floats, advantages: Floats, rows: Bools, *, key: tuple[int, int, int]
+    ) -> Bools:
+        step, iteration, optimizer_step = key
+
+        def rng(stream: str) -> np.random.Generator:
+            return generator(
+                self.seed, step, stream=stream, iteration=iteration, optimizer_step=optimizer_step
+            )
+
+        if self.config.sampling_design == "poisson":
+            return poisson(pi[rows], rng("completion")).kept
+        order = stratified_order(advantages, rng("order"))
+        order = order[rows.ravel()[order]]
+        place = np.cumsum(rows.ravel()) - 1  # index among the rows of this step
+        return systematic(pi[rows], rng("completion"), order=place[order]).kept
+
+    def _remember(self, step: int, choice: CompletionChoice, cost: Floats) -> None:
+        if step != self._metrics_step:
+            self._metrics, self._metrics_step = [], step
+        weighted = (choice.weight * choice.norm)[choice.kept]
+        live_cost = float(cost[choice.live].sum())
+        kept_cost = float(cost[choice.kept].sum())
+        self._metrics.append(
+            {
+                "completions/live": float(choice.live.mean()),
+                "completions/keep": float(choice.kept.mean()),
+                "cost/keep": kept_cost / float(cost.sum()),
+                "cost/keep_live": kept_cost / live_cost if live_cost else 1.0,
+                "weight/ess": effective_sample_size(weighted) / weighted.size
+                if weighted.size
+                else float("nan"),
+                "weight/max": float(choice.weight.max()),
+                "variance/inflation": pruning_variance(
+                    choice.norm, choice.pi_completion, design=self.config.sampling_design
+                ),
+            }
+        )
