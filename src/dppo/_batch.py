@@ -115,9 +115,9 @@ def optimizer_steps(value: ArrayLike | None, shape: tuple[int, ...]) -> Ints:
     return steps.astype(np.int64)
 
 
-def count_reasons(reason_PG: Ints, kept_PG: Bools) -> dict[str, int]:
-    """Rows that are not kept, by reason; the counts add up to all of them."""
-    counts = np.bincount(reason_PG[~kept_PG], minlength=len(DROP_REASONS)).tolist()
+def count_reasons(reason_PG: Ints) -> dict[str, int]:
+    """Rows that are not kept, by reason (-1: kept); the counts add up to all of them."""
+    counts = np.bincount(reason_PG[reason_PG >= 0], minlength=len(DROP_REASONS)).tolist()
     return dict(zip(DROP_REASONS, counts, strict=True))
 
 

@@ -129,6 +129,7 @@ class Pruner:
             kept[rows] = self._draw(
                 pi, batch.advantages_PG, rows, key=(step, iteration, optimizer_step)
             )
+        reason = np.where(kept, -1, batch.reason_PG)
         selection = Selection(kept, two_phase_inclusion(pi_prompt_P, pi))
         choice = CompletionChoice(
             kept=selection.kept,
@@ -138,7 +139,8 @@ class Pruner:
             advantages=batch.advantages_PG,
             live=batch.live_PG,
             norm=norm,
-            dropped=count_reasons(batch.reason_PG, kept),
+            reason=reason,
+            dropped=count_reasons(reason),
         )
         self._remember(step, choice, batch.cost_PG)
         return choice

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dppo._checks import Bools, Floats, as_bools, finite, reject
+from dppo._checks import Bools, Floats, Ints, as_bools, finite, reject
 
 __all__ = ["Advantages", "CompletionChoice", "Selection"]
 
@@ -86,6 +86,8 @@ class CompletionChoice:
     """Shape (P, G). Whether the completion has a gradient at all."""
     norm: Floats
     """Shape (P, G). The assumed gradient norm, for predictions of variance; 0 where not live."""
+    reason: Ints
+    """Shape (P, G). Index into `dppo.pruner.DROP_REASONS` where not kept, -1 where kept."""
     dropped: dict[str, int]
     """Completions not kept, counted by reason; the counts add up to all that are not kept."""
 

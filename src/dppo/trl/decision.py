@@ -1,0 +1,230 @@
+"""From what a rollout returned to what is trained: one decision per generation, alike on all ranks.
+
+Suffixes: `_N` all rows of the generation in global order, `_B` rows of this rank, `_PG` prompts x
+group (the global order, reshaped: groups are contiguous), `_F` reward functions.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dppo.estimator.advantages import constant_groups, group_advantages
+from dppo.estimator.sizes import DEFAULT_ADVANTAGE_FLOOR
+from dppo.estimator.weights import loss_denominator
+from dppo.pruner import DROP_REASONS, Pruner
+from dppo.trl import schedule
+from dppo.trl.schedule import Geometry, MicroBatch, Segment
+from dppo.types import CompletionChoice
+
+Floats = NDArray[np.float64]
+HOST_EPSILON = 1e-4
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The gathered facts of a generation, every field of shape (N,)."""
+
+    prompt_tokens: NDArray[np.int64]
+    completion_tokens: NDArray[np.int64]
+    loss_tokens: NDArray[np.int64]
+    """Tokens under the loss mask: 0 where truncated and masked, without tool results."""
+    surprisal: Floats
+    """Surprisal norm, NaN where the rollout gave no log-probs."""
+
+    @classmethod
+    def from_facts(cls, facts_N4: Floats) -> "Rows":
+        """Columns as `Rollout.facts` lays them out."""
+        prompt, completion, loss = facts_N4[:, :3].T.astype(np.int64)
+        return cls(prompt, completion, loss, facts_N4[:, 3])
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What the rewards say."""
+
+    rewards_PG: NDArray[np.floating[Any]]
+    advantages_PG: Floats
+    dead_P: NDArray[np.bool_]
+    """Groups whose advantage is float dust, to be set to exactly 0."""
+    alive_PG: NDArray[np.bool_]
+    """Rows to which the host may give an advantage."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What of a generation is trained, in which micro-step and with which weight."""
+
+    generation: int
+    choices: list[CompletionChoice]
+    """One for every pass over the generation."""
+    dead_N: NDArray[np.bool_]
+    rows: Rows
+    segments: list[Segment]
+    micro_step_N: NDArray[np.int64]
+    micro_batches: list[MicroBatch | None]
+    """This rank's, one for every micro-step; None where nothing is left to run."""
+    scoring_bins: list[NDArray[np.int64]]
+    """This rank's rows that the old and reference passes must score, in bins: any pass's."""
+
+    def denominators(self, segment: Segment, geometry: Geometry, *, rank: int) -> dict[str, float]:
+        """Rows and loss tokens of a segment before pruning, of one rank."""
+        first = segment.iteration * geometry.steps_per_generation
+        place = first + self.micro_step_N
+        here = (place >= segment.first) & (place < segment.last)
+        mine = np.arange(len(here)) // geometry.rows == rank
+        tokens = self.rows.loss_tokens * (here & mine)
+        live = self.choices[segment.iteration].live.ravel()
+        return {
+            "rows": float((here & mine).sum()),
+            "tokens": float(tokens.sum()),
+            "live_tokens": float((tokens * live).sum()),
+        }
+
+    def tokens_by_reason(self) -> dict[str, float]:
+        """Completion tokens not trained on, by reason, averaged over the passes."""
+        tokens = self.rows.completion_tokens
+        sums = [
+            np.bincount(c.reason.ravel() + 1, weights=tokens, minlength=len(DROP_REASONS) + 1)[1:]
+            for c in self.choices
+        ]
+        return dict(zip(DROP_REASONS, np.mean(sums, axis=0).tolist(), strict=True))
+
+
+def signal(
+    rewards_NF: NDArray[np.float32],
+    weights_F: NDArray[np.float32],
+    *,
+    group: int,
+    scale: str,
+    aggregation: str,
+) -> Signal:
+    """Rewards and advantages per group, as the host aggregates several reward functions."""
+    unscored = np.isnan(rewards_NF).all(axis=1)
+    total = np.nansum(rewards_NF * weights_F, axis=1)
+    total[unscored] = np.nan
+    rewards_PG = total.reshape(-1, group)
+    if aggregation == "sum_then_normalize":
+        adv = group_advantages(rewards_PG, scale=scale, epsilon=HOST_EPSILON)
+        dead = adv.scorable_P & ~adv.live_P
+        return Signal(rewards_PG, adv.values_PG, dead, adv.scored_PG & adv.live_P[:, None])
+    values = np.zeros(rewards_PG.shape)
+    constant = np.ones(len(rewards_PG), dtype=np.bool_)
+    for rewards, weight in zip(rewards_NF.T, weights_F.tolist(), strict=True):
+        of_one = rewards.reshape(-1, group)
+        values += weight * group_advantages(of_one, epsilon=HOST_EPSILON).values_PG
+        constant &= constant_groups(of_one)
+    scored = ~np.isnan(rewards_PG)
+    pool = values[scored]
+    mean = float(pool.mean()) if pool.size else 0.0
+    spread = float(pool.std(ddof=1)) if pool.size > 1 else 0.0
+    # A batch mean that is not dust gives even a constant group an advantage.
+    dust = 8 * float(np.finfo(rewards_NF.dtype).eps) * float(np.abs(pool).max(initial=0.0))
+    dead = constant & (abs(mean) <= dust)
+    alive = scored & ~dead[:, None]
+    advantages = np.where(alive, (values - mean) / (spread + HOST_EPSILON), 0.0)
+    return Signal(rewards_PG, advantages, dead, alive)
+
+
+def decide(
+    pruner: Pruner,
+    told: Signal,
+    rows: Rows,
+    *,
+    geometry: Geometry,
+    rank: int,
+    generation: int,
+    window_left: int,
+    loss_type: str,
+    other_terms: bool,
+    sort: bool,
+) -> Decision:
+    """Choose the survivors of every pass and lay them out over the micro-steps.
+
+    Args:
+        pruner: Makes the draws.
+        told: What the rewards say.
+        rows: What the rollout says.
+        geometry: Sizes of the run.
+        rank: Whose micro-batches to lay out; the choices do not depend on it.
+        generation: Generation counter.
+        window_left: Micro-steps until the optimizer step under way closes.
+        loss_type: The host's.
+        other_terms: Whether a term of the loss (KL, entropy) acts where the advantage is 0.
+        sort: Whether rows of like length share micro-batches.
+    """
+    shape = told.rewards_PG.shape
+    cut = schedule.segments(geometry, window_left=window_left)
+    micro_step_N = schedule.micro_step_of_rows(geometry, seed=pruner.seed, generation=generation)
+    full_tokens_N = schedule.original_tokens(rows.loss_tokens, micro_step_N, geometry)
+    length_N = rows.prompt_tokens + rows.completion_tokens
+    masked_PG = (rows.loss_tokens == 0).reshape(shape)
+    own_divisor = loss_denominator(loss_type).kind == "micro-batch tokens"
+    choices = [
+        pruner.select_completions(
+            told.rewards_PG,
+            step=generation,
+            advantages_PG=told.advantages_PG,
+            surprisal_PG=_surprisal(rows.surprisal, shape),
+            lengths_PG=length_N.reshape(shape),
+            # The host rounds in float32: a row whose advantage is exactly 0 here may be 1e-8 there.
+            live=np.ones(shape) if other_terms else told.alive_PG,
+            iteration=iteration,
+            optimizer_step_PG=schedule.optimizer_step_of_rows(
+                micro_step_N, cut, geometry, iteration
+            ).reshape(shape),
+            masked_PG=masked_PG,
+            dead_P=told.dead_P,
+            advantage_floor=DEFAULT_ADVANTAGE_FLOOR if other_terms else 0.0,
+            denominator_PG=np.maximum(full_tokens_N, 1).reshape(shape) if own_divisor else None,
+        )
+        for iteration in range(geometry.iterations)
+    ]
+    micro_batches = [
+        micro_batch
+        for segment in cut
+        for micro_batch in schedule.layout(
+            segment,
+            choices[segment.iteration].kept.ravel(),
+            choices[segment.iteration].weight.ravel(),
+            micro_step_N=micro_step_N,
+            full_tokens_N=full_tokens_N,
+            length_N=length_N,
+            geometry=geometry,
+            rank=rank,
+            sort=sort,
+        )
+    ]
+    return Decision(
+        generation=generation,
+        choices=choices,
+        dead_N=np.repeat(told.dead_P, shape[1]),
+        rows=rows,
+        segments=cut,
+        micro_step_N=micro_step_N,
+        micro_batches=micro_batches,
+        scoring_bins=_scoring_bins(choices, length_N, geometry, rank),
+    )
+
+
+def _surprisal(surprisal_N: Floats, shape: tuple[int, ...]) -> Floats | None:
+    """None if no row has one; a row that lacks it is taken for a typical one."""
+    if np.isnan(surprisal_N).all():
+        return None
+    typical = np.nanmedian(surprisal_N)
+    return np.where(np.isnan(surprisal_N), typical, surprisal_N).reshape(shape)
+
+
+def _scoring_bins(
+    choices: list[CompletionChoice], length_N: NDArray[np.int64], geometry: Geometry, rank: int
+) -> list[NDArray[np.int64]]:
+    union = np.logical_or.reduce([c.kept.ravel() for c in choices])
+    union_WB = union.reshape(geometry.ranks, geometry.rows)
+    mine = np.flatnonzero(union_WB[rank])
+    longest_first = np.argsort(-length_N[rank * geometry.rows + mine], kind="stable")
+    return schedule.even_bins(
+        mine[longest_first],
+        most=int(union_WB.sum(axis=1).max()),
+        capacity=geometry.micro_batch,
+    )

@@ -1,0 +1,108 @@
+"""What `DPPOTrainer` logs: `dppo/*`, and the host's own names with full-batch estimates."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dppo.pruner import DROP_REASONS
+
+_OF_A_BATCH = ("kl", "entropy", "clip_ratio/", "cispo_clip_ratio", "vespo/", "policy_loss")
+"""The host's metrics that are means over the rows it was given."""
+
+
+@contextmanager
+def of_survivors(trainer: Any) -> Iterator[None]:
+    """What the host logs in this block about its rows goes to `dppo/kept/*`."""
+    logged = trainer._metrics["train"]
+    before = {name: len(values) for name, values in logged.items()}
+    yield
+    for name in [n for n in logged if n.startswith(_OF_A_BATCH)]:
+        new = logged[name][before.get(name, 0) :]
+        del logged[name][before.get(name, 0) :]
+        if not logged[name]:
+            del logged[name]
+        logged[f"dppo/kept/{name}"].extend(new)
+
+
+@contextmanager
+def discarded(trainer: Any) -> Iterator[None]:
+    """What the host logs in this block is forgotten."""
+    logged = trainer._metrics["train"]
+    before = {name: len(values) for name, values in logged.items()}
+    yield
+    for name in list(logged):
+        del logged[name][before.get(name, 0) :]
+        if not logged[name]:
+            del logged[name]
+
+
+def gathered(trainer: Any, values_B: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The values of all ranks, in global order."""
+    local = torch.from_numpy(values_B).to(trainer.accelerator.device)
+    return trainer.accelerator.gather(local).cpu().numpy()
+
+
+def log_decision(trainer: Any) -> None:
+    """Metrics of a generation's pruning, the same on all ranks."""
+    decision, logged = trainer._decision, trainer._metrics["train"]
+    of_pruner = trainer.pruner.metrics()
+    for name, value in of_pruner.items():
+        logged[f"dppo/{name}"].append(value)
+    generated = int(decision.rows.completion_tokens.sum())
+    skipped = decision.tokens_by_reason()
+    logged["dppo/tokens/generated"].append(generated)
+    logged["dppo/tokens/trained"].append(generated - sum(skipped.values()))
+    for reason in DROP_REASONS:
+        counts = [choice.dropped[reason] for choice in decision.choices]
+        logged[f"dppo/dropped/{reason}"].append(float(np.mean(counts)))
+    trainer._notices.live(of_pruner["completions/live"], decision.choices[0].dropped)
+    if trainer.args.prunes:
+        trainer._totals.add(decision, of_pruner["weight/ess"])
+    else:
+        trainer._totals.add_unpruned(decision.rows.completion_tokens)
+    if trainer.log_completions:
+        choice = decision.choices[0]
+        why = [DROP_REASONS[i] if i >= 0 else "" for i in choice.reason.ravel().tolist()]
+        trainer._logs["extra"]["weight"].extend(choice.weight.ravel().tolist())
+        trainer._logs["extra"]["dropped"].extend(why)
+
+
+def log_unweighted(trainer: Any, local_rows: int) -> None:
+    """Keep the table of completions rectangular where nothing was pruned (evaluation)."""
+    if trainer.log_completions and trainer.args.decides:
+        count = local_rows * trainer.accelerator.num_processes
+        trainer._logs["extra"]["weight"].extend([1.0] * count)
+        trainer._logs["extra"]["dropped"].extend([""] * count)
+
+
+def log_step(trainer: Any) -> None:
+    """Metrics of an optimizer step whose last micro-step has run."""
+    logged = trainer._metrics["train"]
+    for phase, seconds in trainer.clock.since_last().items():
+        logged[f"dppo/time/{phase}"].append(seconds)
+    if not trainer.args.prunes:
+        return
+
+    def over_ranks(values: list[float]) -> list[float]:
+        local = torch.tensor(values, dtype=torch.float32, device=trainer.accelerator.device)
+        return trainer.accelerator.reduce(local, reduction="sum").tolist()
+
+    for name, value in trainer._averages.means(over_ranks).items():
+        logged[name].append(value)
+        if name == "kl":
+            trainer._notices.first_kl(value)
+    density = trainer._density
+    if density["computed"]:
+        logged["dppo/tokens/density"].append(density["real"] / density["computed"])
+    density.clear()
+
+
+def log_grad_norm(trainer: Any, norm: float) -> None:
+    """How much gradient clipping took, which pruning makes bite more often."""
+    limit = trainer.args.max_grad_norm
+    factor = 1.0 if limit <= 0 or norm <= limit else limit / norm
+    trainer._metrics["train"]["dppo/clip/factor"].append(factor)

@@ -1,0 +1,191 @@
+"""Which micro-step trains which row. numpy only: every rank computes the whole of it, alike.
+
+A generation of B rows a rank serves S * mu micro-steps (S = steps_per_generation, mu =
+num_iterations). The host trains rows [s*b, (s+1)*b) of its shuffled generation in micro-step
+i*S + s of every pass i. Optimizer steps close after every `gradient_accumulation_steps`
+micro-steps, wherever a generation happens to begin or end. A *segment* is a run of micro-steps
+within one pass and one optimizer step: its survivors may share its micro-batches freely, since
+their gradients are added up at the same parameters.
+
+Suffixes: `_N` all rows of a generation in global order, `_R` rows of a micro-batch.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dppo.estimator.designs import generator
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+PADDING = -1
+"""Row index of a row without tokens, there because ranks must run equally many rows."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Micro-steps [first, last) of a generation, in one pass and one optimizer step."""
+
+    first: int
+    last: int
+    iteration: int
+    optimizer_step: int
+    closes: bool
+    """Whether an optimizer step follows, or may follow."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one rank runs in one micro-step."""
+
+    rows_R: Ints
+    """Row of the rank's generation, or `PADDING`."""
+    weight_R: Floats
+    """Horvitz-Thompson weight; 0 for padding."""
+    full_tokens_R: Floats
+    """Loss tokens of the micro-batch that the row would have been trained in unpruned."""
+    segment: Segment
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes that fix which micro-step trains which row."""
+
+    ranks: int
+    micro_batch: int
+    """Rows of a micro-batch of one rank, b."""
+    steps_per_generation: int
+    iterations: int
+    accumulation: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a rank in one generation, b * S."""
+        return self.micro_batch * self.steps_per_generation
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-steps that one generation serves, S * mu."""
+        return self.steps_per_generation * self.iterations
+
+
+def segments(geometry: Geometry, *, window_left: int) -> list[Segment]:
+    """Cut the micro-steps of a generation at pass and optimizer-step boundaries.
+
+    Args:
+        geometry: The sizes.
+        window_left: Micro-steps until the optimizer step under way closes, >= 1.
+    """
+    total, per_pass = geometry.micro_steps, geometry.steps_per_generation
+    closing = np.arange(window_left, total + 1, geometry.accumulation)
+    cuts = np.unique(np.concatenate(([0, total], np.arange(0, total, per_pass), closing)))
+    cuts = cuts[cuts <= total]
+    return [
+        Segment(
+            first=first,
+            last=last,
+            iteration=first // per_pass,
+            optimizer_step=int((closing <= first).sum()),
+            # At the end of an epoch a step also closes early, with the generation.
+            closes=bool((closing == last).any()) or last == total,
+        )
+        for first, last in pairwise(cuts.tolist())
+    ]
+
+
+def micro_step_of_rows(geometry: Geometry, *, seed: int, generation: int) -> Ints:
+    """Micro-step (0..S-1, within a pass) in which each row would be trained unpruned, shape (N,).
+
+    Drawn for all ranks at once, before any selection, from the stream "shuffle"; a rank's rows stay
+    with the rank.
+    """
+    rng = generator(seed, generation, stream="shuffle")
+    key = rng.random(geometry.ranks * geometry.rows).reshape(geometry.ranks, geometry.rows)
+    place = np.argsort(np.argsort(key, axis=1, kind="stable"), axis=1, kind="stable")
+    return (place // geometry.micro_batch).ravel().astype(np.int64)
+
+
+def optimizer_step_of_rows(
+    micro_step_N: Ints, cut: list[Segment], geometry: Geometry, iteration: int
+) -> Ints:
+    """Optimizer step that trains each row in pass `iteration`, shape (N,)."""
+    of_micro_step = np.empty(geometry.micro_steps, dtype=np.int64)
+    for segment in cut:
+        of_micro_step[segment.first : segment.last] = segment.optimizer_step
+    return of_micro_step[iteration * geometry.steps_per_generation + micro_step_N]
+
+
+def original_tokens(loss_tokens_N: Ints, micro_step_N: Ints, geometry: Geometry) -> Floats:
+    """Loss tokens of each row's micro-batch before pruning, shape (N,)."""
+    rank_N = np.repeat(np.arange(geometry.ranks), geometry.rows)
+    batch_N = rank_N * geometry.steps_per_generation + micro_step_N
+    return np.bincount(batch_N, weights=loss_tokens_N)[batch_N]
+
+
+def even_bins(rows: Ints, *, most: int, capacity: int, at_least: int = 0) -> list[Ints]:
+    """Split `rows`, in order, into as few bins as hold `most` rows, filled up with `PADDING`.
+
+    The number of bins and their sizes depend on `most` alone, the largest number of rows on any
+    rank, so that they are the same on all ranks.
+    """
+    count = max(-(-most // capacity), at_least)
+    if count == 0:
+        return []
+    ends = np.cumsum([len(part) for part in np.array_split(np.empty(max(most, 1)), count)])
+    padded = np.concatenate((rows, np.full(ends[-1] - rows.size, PADDING, dtype=np.int64)))
+    return np.split(padded, ends[:-1])
+
+
+def layout(
+    segment: Segment,
+    kept_N: Bools,
+    weight_N: Floats,
+    *,
+    micro_step_N: Ints,
+    full_tokens_N: Floats,
+    length_N: Ints,
+    geometry: Geometry,
+    rank: int,
+    sort: bool,
+) -> list[MicroBatch | None]:
+    """Lay the survivors of a segment out over its micro-steps, as few as will hold them.
+
+    All ranks get the same number of micro-batches of the same number of rows. They come last in
+    the segment, where gradients are synchronised; what is not needed is None. A segment that
+    closes an optimizer step has at least one, if only of padding, so that the step acts on
+    zero gradients as the full batch would, not on missing ones.
+
+    Args:
+        segment: The micro-steps.
+        kept_N: Shape (N,). Survivors of the pass.
+        weight_N: Shape (N,).
+        micro_step_N: As `micro_step_of_rows` gives it.
+        full_tokens_N: As `original_tokens` gives it.
+        length_N: Shape (N,). Tokens of each row, prompt included.
+        geometry: The sizes.
+        rank: Whose micro-batches to return.
+        sort: Longest first, so that rows of like length share a micro-batch; else random order.
+    """
+    position_N = segment.iteration * geometry.steps_per_generation + micro_step_N
+    here_N = kept_N & (position_N >= segment.first) & (position_N < segment.last)
+    here_WB = here_N.reshape(geometry.ranks, geometry.rows)
+    start = rank * geometry.rows
+    mine = np.flatnonzero(here_WB[rank])
+    key = -length_N[start + mine] if sort else micro_step_N[start + mine]
+    bins = even_bins(
+        mine[np.argsort(key, kind="stable")],
+        most=int(here_WB.sum(axis=1).max()),
+        capacity=geometry.micro_batch,
+        at_least=int(segment.closes),
+    )
+    result: list[MicroBatch | None] = [None] * (segment.last - segment.first - len(bins))
+    for rows_R in bins:
+        real_R, global_R = rows_R != PADDING, start + rows_R
+        weight_R = np.where(real_R, weight_N[global_R], 0.0)
+        full_tokens_R = np.where(real_R, full_tokens_N[global_R], 1.0)
+        result.append(MicroBatch(rows_R, weight_R, full_tokens_R, segment))
+    return result

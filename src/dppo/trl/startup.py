@@ -1,0 +1,142 @@
+"""Checks before training: of the data before weights are loaded, of the model after."""
+
+import logging
+import warnings
+from typing import Any
+
+from datasets import Dataset
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+)
+from trl.trainer.utils import get_config_model_id
+
+from dppo.errors import ConfigurationError
+from dppo.trl import prompts
+from dppo.trl.clock import PhaseClock
+from dppo.trl.config import DPPOConfig
+
+logger = logging.getLogger(__name__)
+
+
+class StepClock(TrainerCallback):
+    """Counts what an optimizer step spends outside rollout, scoring and pruning as training."""
+
+    def __init__(self, clock: PhaseClock) -> None:
+        self.clock = clock
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The first micro-step begins."""
+        self.clock.enter("train")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimizer has stepped."""
+        self.clock.enter("idle")
+
+
+def check_dataset(
+    dataset: Any, *, model: Any, args: DPPOConfig, tokenizer: Any, tools: Any, measurable: bool
+) -> Any:
+    """Check the prompt column and the prompt lengths; return the data set to train on.
+
+    Args:
+        dataset: As given to the trainer.
+        model: A name, a path or a model.
+        args: The configuration.
+        tokenizer: As given; loaded from `model` if None.
+        tools: As given, for the chat template.
+        measurable: Whether the data set's prompts are what the model will see (not with an
+            environment or a rollout function).
+
+    Raises:
+        ConfigurationError: See `prompts`.
+    """
+    if dataset is None or not measurable:
+        return dataset
+    prompts.check_prompt_column(dataset)
+    config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    limit = prompts.prompt_limit(
+        getattr(config.get_text_config(), "max_position_embeddings", None),
+        max_prompt=args.max_prompt_length,
+        max_completion=args.max_completion_length,
+    )
+    if limit is None or not isinstance(dataset, Dataset) or "image" in str(dataset.column_names):
+        return dataset
+    if tokenizer is None:
+        name = model if isinstance(model, str) else get_config_model_id(config)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=args.trust_remote_code)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return dataset  # a processor: images take a number of tokens that only it knows
+    template = {**(args.chat_template_kwargs or {}), "tools": tools or None}
+    lengths = prompts.prompt_lengths(dataset, tokenizer, template)
+    return prompts.fitting_prompts(dataset, lengths, limit=limit, action=args.overlong_prompts)
+
+
+def reward_columns(dataset: Any, *, own_data: bool) -> list[str] | None:
+    """Columns that reward functions will be passed; None if that cannot be known."""
+    columns = getattr(dataset, "column_names", None)
+    return None if own_data or not isinstance(columns, list) else columns
+
+
+def check_model(trainer: Any) -> None:
+    """Refuse or remark on what about the model would surprise.
+
+    Raises:
+        ConfigurationError: Nothing is trainable, or the auxiliary loss of a mixture of experts
+            is active, which no weight per completion makes exact.
+    """
+    model = trainer.model
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ConfigurationError(
+            "0 trainable parameters: a PEFT adapter is loaded frozen unless is_trainable=True is "
+            "passed to PeftModel.from_pretrained"
+        )
+    if trainer.args.prunes and trainer.aux_loss_enabled:
+        raise ConfigurationError(
+            "the router's auxiliary loss is a statistic of all tokens of a micro-batch, which "
+            "pruning changes; set router_aux_loss_coef=0, or completion_keep=1.0"
+        )
+    if not trainer.args.disable_dropout:
+        active = active_dropout(model)
+        if active:
+            warnings.warn(
+                f"dropout is active in {', '.join(active)}: ratios start away from 1 and old and "
+                "new log-probs differ by noise. Set disable_dropout=True",
+                stacklevel=3,
+            )
+    if trainer.beta != 0:
+        logger.info("KL reference: %s", describe_reference(trainer))
+
+
+def active_dropout(model: nn.Module) -> list[str]:
+    """Dropout modules and configuration entries with a rate above 0, at most five names."""
+    modules = [
+        name for name, part in model.named_modules() if isinstance(part, nn.Dropout) and part.p > 0
+    ]
+    config = getattr(model, "config", None)
+    rates = vars(config).items() if config is not None else ()
+    entries = [
+        f"config.{name}"
+        for name, rate in rates
+        if name.endswith(("dropout", "pdrop")) and isinstance(rate, float) and rate > 0
+    ]
+    names = entries + modules
+    return names[:5] + ([f"{len(names) - 5} more"] if len(names) > 5 else [])
+
+
+def describe_reference(trainer: Any) -> str:
+    """What the KL term compares the policy with."""
+    if trainer.ref_model is not None:
+        return f"a copy of {get_config_model_id(trainer.model.config) or 'the model'} as loaded"
+    adapters = getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", {})
+    if "ref" in adapters:
+        return "the adapter as it was loaded"
+    return "the base model with the adapter switched off"
+
+
+def base_model(model: Any) -> Any:
+    """The model whose `generate` samples: without a PEFT wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,0 +1,52 @@
+"""What was generated and trained since the start, for summaries."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dppo.pruner import DROP_REASONS
+from dppo.trl.decision import Decision
+
+
+class Totals:
+    """Sums over generations, all ranks. Tokens are completion tokens; passes are averaged."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._skipped: dict[str, float] = dict.fromkeys(DROP_REASONS, 0.0)
+        self._sample_size: list[float] = []
+
+    def add_unpruned(self, completion_tokens: NDArray[np.int64]) -> None:
+        """A generation that is trained on whole; the tokens of all ranks."""
+        for kind in ("generated", "trained"):
+            self._counts[f"completion_tokens_{kind}"] += int(completion_tokens.sum())
+            self._counts[f"completions_{kind}"] += completion_tokens.size
+
+    def add(self, decision: Decision, sample_size: float) -> None:
+        """A pruned generation, with the effective sample size of its survivors (a share)."""
+        skipped = decision.tokens_by_reason()
+        generated = int(decision.rows.completion_tokens.sum())
+        kept = float(np.mean([c.kept.sum() for c in decision.choices]))
+        self._counts["completion_tokens_generated"] += generated
+        self._counts["completion_tokens_trained"] += generated - sum(skipped.values())
+        self._counts["completions_generated"] += decision.rows.completion_tokens.size
+        self._counts["completions_trained"] += kept
+        for reason, tokens in skipped.items():
+            self._skipped[reason] += tokens
+        if not np.isnan(sample_size):
+            self._sample_size.append(sample_size)
+
+    def to_dict(self, seconds: dict[str, float]) -> dict[str, Any]:
+        """JSON-ready."""
+        names = ("completion_tokens_generated", "completion_tokens_trained")
+        names += ("completions_generated", "completions_trained")
+        return {
+            **{name: round(self._counts[name]) for name in names},
+            "completion_tokens_skipped": {r: round(n) for r, n in self._skipped.items()},
+            "effective_sample_size": float(np.mean(self._sample_size))
+            if self._sample_size
+            else None,
+            "seconds": dict(seconds),
+        }

@@ -1,0 +1,471 @@
+"""`DPPOTrainer`: the host's trainer, its training passes given fewer completions.
+
+The only change with respect to `GRPOTrainer` is which rows the log-prob and gradient passes see and
+by what each row's gradient is multiplied. Rollout, rewards, advantages, loss, logging, evaluation
+and checkpoints are the host's; `DPPOTrainer._compute_loss is GRPOTrainer._compute_loss`.
+
+Where things happen:
+
+* `_generate` has the rollout; rewards are computed there, before the old and reference passes, and
+  the survivors are decided (`decision.decide`).
+* `_get_per_token_logps_and_entropies` is every pass's door to the model: old and reference passes
+  score survivors only; in the gradient pass it multiplies the gradient of each row (the gate).
+* `_prepare_inputs` hands out the micro-batches, `training_step` passes over empty ones.
+"""
+
+import os
+import textwrap
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+from trl.trainer.utils import (
+    get_config_model_id,
+    split_pixel_values_by_grid,
+    unsplit_pixel_values_by_grid,
+)
+
+from dppo.errors import ConfigurationError, HostDriftError
+from dppo.estimator.weights import loss_denominator
+from dppo.pruner import Pruner
+from dppo.trl import checkpoint, contract, full_batch, metrics, notices, rows, startup
+from dppo.trl.clock import PhaseClock
+from dppo.trl.config import DPPOConfig
+from dppo.trl.decision import Decision, Rows, decide, signal
+from dppo.trl.gate import Gate, scale_gradient
+from dppo.trl.recorder import record_generation
+from dppo.trl.reward_contract import checked_rewards
+from dppo.trl.rollout import Rollout
+from dppo.trl.schedule import Geometry
+from dppo.trl.totals import Totals
+
+__all__ = ["DPPOTrainer"]
+
+
+class DPPOTrainer(GRPOTrainer):
+    """`GRPOTrainer` that trains on a random part of the completions, its expected gradient kept.
+
+    Takes everything `GRPOTrainer` takes. With `completion_keep=1.0` it is `GRPOTrainer`, bit for
+    bit.
+
+    Args:
+        model: As for `GRPOTrainer`, like all other arguments.
+        reward_funcs: Their signatures and results are checked.
+        args: A `DPPOConfig`.
+        train_dataset: Checked for its `prompt` column and overlong prompts.
+        eval_dataset: Evaluation is the host's, unpruned.
+        processing_class: Tokenizer.
+        *rest: Further positional arguments of `GRPOTrainer`.
+        **kwargs: Further keyword arguments of `GRPOTrainer`.
+
+    Raises:
+        ConfigurationError: Something cannot work or cannot be exact; before weights are loaded
+            where it can be known then.
+    """
+
+    _tag_names = ("trl", "grpo", "dppo")
+    _name = "DPPO (Dynamic Pruning Policy Optimization)"
+    _paper = {  # noqa: RUF012 - the host's own form
+        "title": "Unbiased Dynamic Pruning for Efficient Group-Based Policy Optimization",
+        "id": "2603.04135",
+        "citation": textwrap.dedent("""\
+            @article{zhu2026unbiased,
+                title        = {{Unbiased Dynamic Pruning for Efficient Group-Based Policy
+                                Optimization}},
+                author       = {Zhu and Ren and Li and Lin and Yang and Liu and Zhen and Liu
+                                and Zhang},
+                year         = 2026,
+                eprint       = {arXiv:2603.04135},
+            }"""),
+    }
+
+    args: DPPOConfig
+
+    def __init__(  # noqa: PLR0917 - the host's parameters, in its order
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: DPPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        *rest: Any,
+        **kwargs: Any,
+    ) -> None:
+        if args is None:
+            name = model if isinstance(model, str) else get_config_model_id(model.config)
+            args = DPPOConfig(f"{name.split('/')[-1]}-DPPO")
+        if not isinstance(args, DPPOConfig):
+            raise ConfigurationError(
+                f"args must be a DPPOConfig, got {type(args).__name__}; it takes all that "
+                "GRPOConfig takes"
+            )
+        own_data = bool(kwargs.get("environment_factory"))
+        train_dataset = startup.check_dataset(
+            train_dataset,
+            model=model,
+            args=args,
+            tokenizer=processing_class,
+            tools=kwargs.get("tools"),
+            measurable=not (own_data or kwargs.get("rollout_func")),
+        )
+        columns = startup.reward_columns(train_dataset, own_data=own_data)
+        reward_funcs = checked_rewards(reward_funcs, columns)
+        super().__init__(
+            model,
+            reward_funcs,
+            args,
+            train_dataset,
+            eval_dataset,
+            processing_class,
+            *rest,
+            **kwargs,
+        )
+        contract.check_attributes(self)
+        startup.check_model(self)
+        self.clock = PhaseClock()
+        self.pruner = Pruner(args.prune_config(), seed=args.seed)
+        self._totals = Totals()
+        self._notices = notices.Notices()
+        self._averages = full_batch.StepAverages()
+        self._density: Counter[str] = Counter()
+        self._generation = 0
+        self._rolled_out_at = -1
+        self._window_position = 0
+        self._rollout: Rollout | None = None
+        self._decision: Decision | None = None
+        self._gate: Gate | None = None
+        self.add_callback(startup.StepClock(self.clock))
+
+    # -- what happened, for whoever watches --------------------------------------------------------
+
+    @property
+    def phase(self) -> str:
+        """What is running now: "idle", "rollout", "score", "prune" or "train"."""
+        return self.clock.phase
+
+    def totals(self) -> dict[str, Any]:
+        """Tokens, completions and seconds since the start of this process, JSON-ready."""
+        return self._totals.to_dict(self.clock.seconds)
+
+    # -- rollout and decision ----------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.model.training:
+            output = super()._generate_and_score_completions(inputs)
+            metrics.log_unweighted(self, len(inputs))
+            return output
+        self._rollout, self._decision = Rollout(inputs), None
+        output = super()._generate_and_score_completions(inputs)
+        rollout, self._rollout = self._rollout, None
+        if self.args.decides and self._decision is None:  # shadow: nothing ran early
+            self._decision = self._decide(rollout)
+        if self._decision is None:
+            self._totals.add_unpruned(metrics.gathered(self, rollout.completion_tokens()))
+            return output
+        with self.clock.running("prune"):
+            if self.args.prunes:
+                self._settle_advantages(output)
+            metrics.log_decision(self)
+        self._generation += 1
+        return output
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        if self._rollout is None:
+            return super()._generate(prompts)
+        rollout = self._rollout
+        with self.clock.running("rollout"):
+            if self.args.decides and not self.use_vllm:
+                policy = self.accelerator.unwrap_model(self.model)
+                with record_generation(startup.base_model(policy), self.temperature) as recorder:
+                    generated = super()._generate(prompts)
+                rollout.note(generated, recorder)
+            else:
+                generated = super()._generate(prompts)
+                rollout.note(generated, None)
+        if self.args.prunes:
+            rollout.merge_extra_fields()
+            self._calculate_rewards(
+                rollout.inputs, prompts, rollout.completions, rollout.completion_ids
+            )
+            self._decision = self._decide(rollout)
+        return generated
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> Tensor:
+        rollout = self._rollout
+        if rollout is None:
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if rollout.rewards is None:
+            with self.clock.running("score"):
+                rollout.rewards = super()._calculate_rewards(
+                    inputs, prompts, completions, completion_ids_list
+                )
+        return rollout.rewards
+
+    def _decide(self, rollout: Rollout) -> Decision:
+        with self.clock.running("prune"):
+            per = loss_denominator(self.loss_type).per
+            ends = (
+                (*self.eos_token_ids, self._tokenizer.pad_token_id)
+                if self.mask_truncated_completions
+                else None
+            )
+            facts = rollout.facts(per=per, masked_unless_ending_in=ends)
+            gathered = self.accelerator.gather(
+                torch.from_numpy(facts).to(self.accelerator.device, torch.float32)
+            )
+            rows_N = Rows.from_facts(gathered.cpu().numpy().astype(np.float64))
+            self._notices.surprisal(rows_N.surprisal)
+            told = signal(
+                rollout.rewards.float().cpu().numpy(),
+                self.reward_weights.cpu().numpy(),
+                group=self.num_generations,
+                scale=self.scale_rewards,
+                aggregation=self.multi_objective_aggregation,
+            )
+            return decide(
+                self.pruner,
+                told,
+                rows_N,
+                geometry=self._geometry(),
+                rank=self.accelerator.process_index,
+                generation=self._generation,
+                window_left=self.current_gradient_accumulation_steps - self._window_position,
+                loss_type=self.loss_type,
+                other_terms=self.beta != 0 or self._entropy_bonus_enabled,
+                sort=self.args.packing == "auto",
+            )
+
+    def _geometry(self) -> Geometry:
+        return Geometry(
+            ranks=self.accelerator.num_processes,
+            micro_batch=self.args.per_device_train_batch_size,
+            steps_per_generation=self.args.steps_per_generation,
+            iterations=self.num_iterations,
+            accumulation=self.args.gradient_accumulation_steps,
+        )
+
+    def _settle_advantages(self, output: dict[str, Any]) -> None:
+        """Dead groups get advantage exactly 0; the rest must be what the decision assumed."""
+        decision, device = self._decision, output["advantages"].device
+        start = len(output["advantages"]) * self.accelerator.process_index
+        mine = slice(start, start + len(output["advantages"]))
+        dead = torch.from_numpy(decision.dead_N[mine]).to(device)
+        host = output["advantages"].masked_fill(dead, 0)
+        choice = decision.choices[0]
+        live = torch.from_numpy(choice.live.ravel()[mine]).to(device)
+        masked = torch.from_numpy(decision.rows.loss_tokens[mine] == 0).to(device)
+        if (~live & ~masked & (host != 0)).any():
+            raise HostDriftError(
+                "the host gave an advantage to a completion that pruning took for inert; its "
+                "gradient would be lost. Set completion_keep=1.0 and report this"
+            )
+        assumed = torch.from_numpy(choice.advantages.ravel()[mine]).to(host)
+        self._notices.drift((host - assumed).abs().max().item(), host.abs().max().item())
+        output["advantages"] = host
+
+    # -- micro-batches -----------------------------------------------------------------------------
+
+    def _roll_out(self, generation_batch: Any) -> None:
+        """Roll out and decide, if this micro-step is a generation's first."""
+        fresh = self._position == 0 and self._rolled_out_at != self._step
+        if fresh or self._buffered_inputs is None:
+            generation = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs = split_pixel_values_by_grid(generation)
+            self._rolled_out_at = self._step
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if not (self.args.prunes and self.model.training):
+            return super()._prepare_inputs(generation_batch)
+        self._roll_out(generation_batch)
+        micro_batch = self._decision.micro_batches[self._position]
+        inputs = self._trimmed(
+            unsplit_pixel_values_by_grid(
+                rows.select_rows(self._buffered_inputs, micro_batch.rows_R)
+            )
+        )
+        mask = full_batch.loss_mask(inputs)
+        self._density["real"] += int(inputs["prompt_mask"].sum() + inputs["completion_mask"].sum())
+        self._density["computed"] += inputs["prompt_ids"].numel() + mask.numel()
+        gate = Gate.of(
+            micro_batch,
+            kind=loss_denominator(self.loss_type).kind,
+            full_rows=self.args.per_device_train_batch_size,
+            loss_tokens=int(mask.sum()),
+        )
+        return {**inputs, Gate.KEY: gate}
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Run a micro-step, or pass over it when none of its completions is left."""
+        empty = False
+        if self.args.prunes:
+            model.train()
+            self._roll_out(inputs)
+            self._count_segment(self._position)
+            empty = self._decision.micro_batches[self._position] is None
+        if empty:
+            self._step += 1
+            loss = torch.zeros((), device=self.accelerator.device)
+        else:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        self._window_position += 1
+        if self.accelerator.sync_gradients:
+            self._window_position = 0
+            metrics.log_step(self)
+        return loss
+
+    @property
+    def _position(self) -> int:
+        """Of this micro-step in its generation."""
+        return self._step % self._geometry().micro_steps
+
+    def _count_segment(self, position: int) -> None:
+        """Note what the micro-steps of a segment would have held, at its first one."""
+        for segment in self._decision.segments:
+            if segment.first == position:
+                counts = self._decision.denominators(
+                    segment, self._geometry(), rank=self.accelerator.process_index
+                )
+                self._averages.add_denominators(counts)
+
+    # -- passes through the model ------------------------------------------------------------------
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        gate = self._gate
+        if gate is not None and gate.replayed is not None:
+            return gate.replayed.log_probs, gate.replayed.entropies, None
+        host = super()._get_per_token_logps_and_entropies
+        if gate is not None:
+            log_probs, entropies, aux = host(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+            gate.scores = full_batch.Scores(log_probs.detach(), entropies.detach())
+            return (
+                scale_gradient(log_probs, gate.factor_R),
+                scale_gradient(entropies, gate.entropy_factor_R),
+                aux,
+            )
+        if self._decision is None or self._rollout is None or not self.args.prunes:
+            return host(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        if any(kwargs.get(key) is not None for key in rows.UNTRIMMED_KEYS):
+            return host(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        return self._score_kept(model, input_ids, attention_mask, logits_to_keep), None, None
+
+    def _score_kept(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int
+    ) -> Tensor:
+        """Log-probs of the completions that any pass keeps, NaN elsewhere, shape (B, C).
+
+        For NaN the host takes the sampling ratio for 1 and leaves the row out of its averages.
+        """
+        split = input_ids.shape[1] - logits_to_keep
+        batch = {
+            "prompt_ids": input_ids[:, :split],
+            "prompt_mask": attention_mask[:, :split],
+            "completion_ids": input_ids[:, split:],
+            "completion_mask": attention_mask[:, split:],
+        }
+        result = torch.full(batch["completion_ids"].shape, torch.nan, device=input_ids.device)
+        for rows_R in self._decision.scoring_bins:
+            part = self._trimmed(rows.select_rows(batch, rows_R))
+            width = part["completion_ids"].shape[1]
+            log_probs, _, _ = super()._get_per_token_logps_and_entropies(
+                model,
+                torch.cat([part["prompt_ids"], part["completion_ids"]], dim=1),
+                torch.cat([part["prompt_mask"], part["completion_mask"]], dim=1),
+                width,
+            )
+            real = torch.from_numpy(rows_R >= 0)
+            kept = torch.from_numpy(rows_R)[real].to(result.device)
+            result[kept] = 0.0
+            result[kept, :width] = log_probs[real.to(log_probs.device)].to(result)
+        return result
+
+    def _trimmed(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return rows.trim(
+            batch,
+            left=rows.shift_invariant(self.model.config),
+            multiple=self.pad_to_multiple_of,
+        )
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Tensor:
+        """The host's loss, its gradient weighted; its value is the estimate of the full batch's."""
+        gate: Gate | None = inputs.pop(Gate.KEY, None)
+        if gate is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self._gate = gate
+        try:
+            with metrics.of_survivors(self):
+                loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            with metrics.discarded(self):
+                value = self._loss_value(model, inputs, gate)
+        finally:
+            self._gate = None
+        self._averages.add(
+            full_batch.host_metrics(self, inputs, gate.scores),
+            gate.weight_R,
+            full_batch.loss_mask(inputs),
+        )
+        self._metrics["train"]["dppo/kept/loss"].append(loss.item())
+        return loss + (value - loss).detach()
+
+    @torch.no_grad()
+    def _loss_value(self, model: Any, inputs: dict[str, Any], gate: Gate) -> Tensor:
+        """Unbiased estimate of the unpruned micro-batches' loss, without another forward pass.
+
+        The policy term is homogeneous of degree one in the advantages, so the host's own loss,
+        replayed on the log-probs just computed with advantages times the gradient factor, is its
+        estimate; the other terms of the replay cancel against one with advantages 0.
+        """
+        gate.replayed = gate.scores
+        scaled = inputs["advantages"] * gate.factor_R.to(inputs["advantages"])
+        value = super().compute_loss(model, {**inputs, "advantages": scaled})
+        if self.beta != 0 or self._entropy_bonus_enabled:
+            nothing = torch.zeros_like(scaled)
+            value = value - super().compute_loss(model, {**inputs, "advantages": nothing})
+            value = value + full_batch.other_terms(
+                self, inputs, gate.scores, gate.factor_R, gate.entropy_factor_R
+            )
+        return value
+
+    # -- optimizer step and checkpoint -------------------------------------------------------------
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        metrics.log_grad_norm(self, float(norm))
+        return norm
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.decides and self.args.should_save:
+            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            checkpoint.save(
+                os.path.join(self._get_output_dir(trial=trial), folder),
+                pruner=self.pruner,
+                generation=self._generation,
+            )
+
+    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint_folder)
+        if self.args.decides and checkpoint_folder is not None:
+            self._generation = checkpoint.load(checkpoint_folder, pruner=self.pruner)
