@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-PHASES = ("rollout", "score", "train", "prune")
+PHASES: tuple[str, ...] = ("rollout", "score", "train", "prune")
 
 
 class PhaseClock:
@@ -12,7 +12,7 @@ class PhaseClock:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.phase = "idle"
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._now = now
         self._since = 0.0
         self._flushed = dict(self.seconds)

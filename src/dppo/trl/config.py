@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, field
 
 import torch
-from trl import GRPOConfig
+from trl.trainer.grpo_config import GRPOConfig
 
 from dppo.config import PruneConfig
 from dppo.errors import ConfigurationError
@@ -125,11 +125,23 @@ class DPPOConfig(GRPOConfig):
         """Whether pruning is decided, if only to log it."""
         return self.completion_keep != 1.0
 
+    @property
+    def generation_steps(self) -> int:
+        """`steps_per_generation`, which the host fills in."""
+        assert self.steps_per_generation is not None
+        return self.steps_per_generation
+
+    @property
+    def column_multiple(self) -> int | None:
+        """`pad_to_multiple_of`, text and "auto" resolved by the host."""
+        assert not isinstance(self.pad_to_multiple_of, str)
+        return self.pad_to_multiple_of
+
     def prune_config(self) -> PruneConfig:
         """The options of the `Pruner`. In shadow mode the rate is the default one."""
-        keep = PruneConfig.completion_keep if self.completion_keep == "shadow" else None
+        keep = self.completion_keep
         return PruneConfig(
-            completion_keep=self.completion_keep if keep is None else keep,  # type: ignore[arg-type]
+            completion_keep=keep if isinstance(keep, float) else PruneConfig.completion_keep,
             completion_rule=self.completion_rule,
             completion_prune_rate=self.completion_prune_rate,
             sampling_design=self.sampling_design,

@@ -56,7 +56,7 @@ def check_host() -> None:
             "dppo.trl needs TRL, which is not installed: pip install 'dppo[trl]'"
         ) from None
     check_version(installed)
-    from trl import GRPOTrainer  # noqa: PLC0415 - only after the version is known to fit
+    from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: PLC0415 - its version fits
 
     check_signatures(GRPOTrainer)
 

@@ -34,6 +34,12 @@ class Gate:
     replayed: Scores | None = field(default=None)
     """Set while the loss is evaluated again without a forward pass."""
 
+    @property
+    def forward(self) -> Scores:
+        """What the forward pass returned; there is one before anything asks."""
+        assert self.scores is not None
+        return self.scores
+
     @classmethod
     def of(cls, micro_batch: MicroBatch, *, kind: Kind, full_rows: int, loss_tokens: int) -> "Gate":
         """Factors that turn the host's loss on these rows into their share of the full batch's."""

@@ -105,4 +105,8 @@ def log_grad_norm(trainer: Any, norm: float) -> None:
     """How much gradient clipping took, which pruning makes bite more often."""
     limit = trainer.args.max_grad_norm
     factor = 1.0 if limit <= 0 or norm <= limit else limit / norm
-    trainer._metrics["train"]["dppo/clip/factor"].append(factor)
+    logged = trainer._metrics["train"]
+    logged["dppo/clip/factor"].append(factor)
+    losses = logged.get("dppo/kept/loss")
+    if losses:
+        trainer._notices.zero_loss(losses[-1], norm)

@@ -5,7 +5,7 @@ from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
-from trl import is_conversational
+from trl.data_utils import is_conversational
 
 from dppo.errors import ConfigurationError
 
@@ -35,11 +35,12 @@ def prompt_lengths(
     for start in range(0, len(dataset), 1000):
         prompts = dataset[start : start + 1000]["prompt"]
         if prompts and is_conversational({"prompt": prompts[0]}):
-            ids = tokenizer.apply_chat_template(
+            encoded: Any = tokenizer.apply_chat_template(
                 prompts, add_generation_prompt=True, tokenize=True, return_dict=True, **template
-            )["input_ids"]
+            )
         else:
-            ids = tokenizer(text=prompts)["input_ids"]
+            encoded = tokenizer(text=prompts)
+        ids = encoded["input_ids"]
         lengths += [len(row) for row in ids]
     return lengths
 

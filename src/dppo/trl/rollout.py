@@ -1,6 +1,6 @@
 """What one rollout of a rank returned, kept until its survivors are decided.
 
-Suffixes: `_B` rows of this rank.
+Suffixes: `_B` rows of this rank, `_T` tokens.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Rollout:
         self.completion_ids: list[list[int]] = []
         self._prompt_ids: list[list[int]] = []
         self._tool_mask: list[list[int]] | None = None
-        self._log_probs: list[Any] | None = None
+        self._log_probs: Sequence[Any] | NDArray[np.floating[Any]] | None = None
         self._extra_fields: dict[str, Any] = {}
 
     def note(self, generated: tuple[Any, ...], recorder: SampledLogProbs | None) -> None:
@@ -36,7 +36,7 @@ class Rollout:
             recorded = recorder.log_probs().cpu().numpy()
             longest = max(map(len, self.completion_ids))
             if recorded.shape[0] == len(self.completion_ids) and recorded.shape[1] >= longest:
-                self._log_probs = list(recorded)
+                self._log_probs = recorded[:, :longest]
 
     def completion_tokens(self) -> NDArray[np.int64]:
         """Tokens of each completion, shape (B,)."""
@@ -61,28 +61,43 @@ class Rollout:
             masked_unless_ending_in: Completions that end in another token are out of the loss; None
                 keeps them all.
         """
-        facts = np.empty((len(self.completion_ids), 4))
-        for i, ids in enumerate(self.completion_ids):
-            mask = np.ones(len(ids)) if self._tool_mask is None else np.asarray(self._tool_mask[i])
-            ends = masked_unless_ending_in
-            if ends is not None and (not ids or ids[-1] not in ends):
-                mask = np.zeros(len(ids))
-            log_probs = None if self._log_probs is None else self._log_probs[i]
-            norm = _surprisal(log_probs, mask, per)
-            facts[i] = len(self._prompt_ids[i]), len(ids), mask.sum(), norm
-        return facts
+        tokens = self.completion_tokens()
+        columns = np.arange(tokens.max(initial=0))
+        mask_BT = columns < tokens[:, None]
+        if self._tool_mask is not None:
+            mask_BT &= _padded(self._tool_mask, mask_BT.shape) == 1
+        if masked_unless_ending_in is not None:
+            ends = np.array([ids[-1] if ids else -1 for ids in self.completion_ids])
+            mask_BT &= np.isin(ends, masked_unless_ending_in)[:, None]
+        surprisal = np.full(len(tokens), np.nan)
+        if self._log_probs is not None:
+            surprisal = _surprisal(_padded(self._log_probs, mask_BT.shape), mask_BT, per)
+        prompt = [len(ids) for ids in self._prompt_ids]
+        return np.column_stack((prompt, tokens, mask_BT.sum(axis=1), surprisal))
 
 
-def _surprisal(log_probs: Any, mask: NDArray[np.floating[Any]], per: str) -> float:
-    """Surprisal norm; tokens without a log-prob are taken for typical ones, NaN if none has one."""
-    if log_probs is None or not mask.any():
-        return float("nan")
-    # Engines return None or NaN for a token they could not score.
-    values = np.array(list(log_probs)[: len(mask)], dtype=np.float64)
-    known = (mask == 1) & np.isfinite(values)
-    if not known.any():
-        return float("nan")
-    total = float(surprisal_norm(np.where(known, values, 0.0), known, per="token"))
-    tokens = float(mask.sum())
-    total *= np.sqrt(tokens / known.sum())
-    return total / tokens if per == "sequence" else total
+def _padded(rows_B: Sequence[Any] | NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Ragged rows as an array of `shape`, NaN where a row ends or an entry is None."""
+    if isinstance(rows_B, np.ndarray):
+        return rows_B.astype(np.float64)
+    result = np.full(shape, np.nan)
+    for row, values in zip(result, rows_B, strict=True):
+        known = np.array(list(values), dtype=np.float64)[: shape[1]]
+        row[: len(known)] = known
+    return result
+
+
+def _surprisal(
+    log_probs_BT: NDArray[np.float64], mask_BT: NDArray[np.bool_], per: str
+) -> NDArray[np.float64]:
+    """Surprisal norms, shape (B,); NaN for a row of which no token in the loss has a log-prob.
+
+    Engines return None or NaN for a token they could not score; it is taken for a typical one.
+    """
+    known = mask_BT & np.isfinite(log_probs_BT)
+    norm = surprisal_norm(np.where(known, log_probs_BT, 0.0), known, per="token")
+    tokens, scored = mask_BT.sum(axis=1), known.sum(axis=1)
+    norm = norm * np.sqrt(tokens / np.maximum(scored, 1))
+    if per == "sequence":
+        norm = norm / np.maximum(tokens, 1)
+    return np.where(scored > 0, norm, np.nan)

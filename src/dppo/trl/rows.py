@@ -50,12 +50,11 @@ def _blank(batch: dict[str, Any], padding_R: Tensor) -> dict[str, Any]:
     """Take the loss tokens of padding rows away, and every value that could be NaN (0 * NaN)."""
     if not padding_R.any():
         return batch
-    blank = dict.fromkeys(("completion_mask", "advantages", *LOG_PROB_KEYS), 0)
-    blank["importance_sampling_ratio"] = 1
-    for key, value in blank.items():
+    for key in ("completion_mask", "advantages", "importance_sampling_ratio", *LOG_PROB_KEYS):
         if batch.get(key) is not None:
             batch[key] = batch[key].clone()
-            batch[key][padding_R.to(batch[key].device)] = value
+            neutral = 1 if key == "importance_sampling_ratio" else 0
+            batch[key][padding_R.to(batch[key].device)] = neutral
     return batch
 
 

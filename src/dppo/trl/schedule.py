@@ -123,7 +123,7 @@ def original_tokens(loss_tokens_N: Ints, micro_step_N: Ints, geometry: Geometry)
     """Loss tokens of each row's micro-batch before pruning, shape (N,)."""
     rank_N = np.repeat(np.arange(geometry.ranks), geometry.rows)
     batch_N = rank_N * geometry.steps_per_generation + micro_step_N
-    return np.bincount(batch_N, weights=loss_tokens_N)[batch_N]
+    return np.bincount(batch_N, weights=loss_tokens_N)[batch_N].astype(np.float64)
 
 
 def even_bins(rows: Ints, *, most: int, capacity: int, at_least: int = 0) -> list[Ints]:

@@ -61,7 +61,7 @@ def check_dataset(
     limit = prompts.prompt_limit(
         getattr(config.get_text_config(), "max_position_embeddings", None),
         max_prompt=args.max_prompt_length,
-        max_completion=args.max_completion_length,
+        max_completion=args.max_completion_length or 0,
     )
     if limit is None or not isinstance(dataset, Dataset) or "image" in str(dataset.column_names):
         return dataset
@@ -70,7 +70,9 @@ def check_dataset(
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=args.trust_remote_code)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return dataset  # a processor: images take a number of tokens that only it knows
-    template = {**(args.chat_template_kwargs or {}), "tools": tools or None}
+    template: dict[str, Any] = {"tools": tools or None}
+    if isinstance(args.chat_template_kwargs, dict):
+        template |= args.chat_template_kwargs
     lengths = prompts.prompt_lengths(dataset, tokenizer, template)
     return prompts.fitting_prompts(dataset, lengths, limit=limit, action=args.overlong_prompts)
 

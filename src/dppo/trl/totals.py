@@ -1,6 +1,6 @@
 """What was generated and trained since the start, for summaries."""
 
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ class Totals:
     """Sums over generations, all ranks. Tokens are completion tokens; passes are averaged."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: defaultdict[str, float] = defaultdict(float)
         self._skipped: dict[str, float] = dict.fromkeys(DROP_REASONS, 0.0)
         self._sample_size: list[float] = []
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOTrainer
+from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import (
     get_config_model_id,
     split_pixel_values_by_grid,
@@ -32,7 +32,16 @@ from trl.trainer.utils import (
 from dppo.errors import ConfigurationError, HostDriftError
 from dppo.estimator.weights import loss_denominator
 from dppo.pruner import Pruner
-from dppo.trl import checkpoint, contract, full_batch, metrics, notices, rows, startup
+from dppo.trl import (
+    contract,
+    full_batch,
+    metrics,
+    notices,
+    passes,
+    pruning_state,
+    rows,
+    startup,
+)
 from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
 from dppo.trl.decision import Decision, Rows, decide, signal
@@ -83,7 +92,11 @@ class DPPOTrainer(GRPOTrainer):
             }"""),
     }
 
+    # Declared as what they are once the host has been constructed.
     args: DPPOConfig
+    model: Any
+    accelerator: Any
+    num_generations: int
 
     def __init__(  # noqa: PLR0917 - the host's parameters, in its order
         self,
@@ -127,6 +140,7 @@ class DPPOTrainer(GRPOTrainer):
         )
         contract.check_attributes(self)
         startup.check_model(self)
+        self._shift_invariant = rows.shift_invariant(self.model.config)
         self.clock = PhaseClock()
         self.pruner = Pruner(args.prune_config(), seed=args.seed)
         self._totals = Totals()
@@ -201,27 +215,28 @@ class DPPOTrainer(GRPOTrainer):
         rollout = self._rollout
         if rollout is None:
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if rollout.rewards is None:
+        rewards = rollout.rewards
+        if rewards is None:
             with self.clock.running("score"):
-                rollout.rewards = super()._calculate_rewards(
+                rewards = super()._calculate_rewards(
                     inputs, prompts, completions, completion_ids_list
                 )
-        return rollout.rewards
+            rollout.rewards = rewards
+        return rewards
 
     def _decide(self, rollout: Rollout) -> Decision:
         with self.clock.running("prune"):
-            per = loss_denominator(self.loss_type).per
-            ends = (
-                (*self.eos_token_ids, self._tokenizer.pad_token_id)
-                if self.mask_truncated_completions
-                else None
+            ends: Any = None
+            if self.mask_truncated_completions:
+                ends = (*self.eos_token_ids, self._tokenizer.pad_token_id)
+            facts = rollout.facts(
+                per=loss_denominator(self.loss_type).per, masked_unless_ending_in=ends
             )
-            facts = rollout.facts(per=per, masked_unless_ending_in=ends)
-            gathered = self.accelerator.gather(
-                torch.from_numpy(facts).to(self.accelerator.device, torch.float32)
-            )
-            rows_N = Rows.from_facts(gathered.cpu().numpy().astype(np.float64))
+            local = torch.from_numpy(facts).to(self.accelerator.device, torch.float32)
+            gathered = self.accelerator.gather(local).cpu().numpy().astype(np.float64)
+            rows_N = Rows.from_facts(gathered)
             self._notices.surprisal(rows_N.surprisal)
+            assert rollout.rewards is not None
             told = signal(
                 rollout.rewards.float().cpu().numpy(),
                 self.reward_weights.cpu().numpy(),
@@ -246,22 +261,20 @@ class DPPOTrainer(GRPOTrainer):
         return Geometry(
             ranks=self.accelerator.num_processes,
             micro_batch=self.args.per_device_train_batch_size,
-            steps_per_generation=self.args.steps_per_generation,
+            steps_per_generation=self.args.generation_steps,
             iterations=self.num_iterations,
             accumulation=self.args.gradient_accumulation_steps,
         )
 
     def _settle_advantages(self, output: dict[str, Any]) -> None:
         """Dead groups get advantage exactly 0; the rest must be what the decision assumed."""
-        decision, device = self._decision, output["advantages"].device
-        start = len(output["advantages"]) * self.accelerator.process_index
-        mine = slice(start, start + len(output["advantages"]))
-        dead = torch.from_numpy(decision.dead_N[mine]).to(device)
-        host = output["advantages"].masked_fill(dead, 0)
-        choice = decision.choices[0]
-        live = torch.from_numpy(choice.live.ravel()[mine]).to(device)
-        masked = torch.from_numpy(decision.rows.loss_tokens[mine] == 0).to(device)
-        if (~live & ~masked & (host != 0)).any():
+        host = output["advantages"]
+        start = len(host) * self.accelerator.process_index
+        mine = slice(start, start + len(host))
+        choice, rows_N = self._plan.choices[0], self._plan.rows
+        host = host.masked_fill(torch.from_numpy(self._plan.dead_N[mine]).to(host.device), 0)
+        inert = ~choice.live.ravel()[mine] & (rows_N.loss_tokens[mine] > 0)
+        if (host[torch.from_numpy(inert).to(host.device)] != 0).any():
             raise HostDriftError(
                 "the host gave an advantage to a completion that pruning took for inert; its "
                 "gradient would be lost. Set completion_keep=1.0 and report this"
@@ -284,7 +297,8 @@ class DPPOTrainer(GRPOTrainer):
         if not (self.args.prunes and self.model.training):
             return super()._prepare_inputs(generation_batch)
         self._roll_out(generation_batch)
-        micro_batch = self._decision.micro_batches[self._position]
+        micro_batch = self._plan.micro_batches[self._position]
+        assert micro_batch is not None  # `training_step` passes over empty micro-steps
         inputs = self._trimmed(
             unsplit_pixel_values_by_grid(
                 rows.select_rows(self._buffered_inputs, micro_batch.rows_R)
@@ -308,7 +322,7 @@ class DPPOTrainer(GRPOTrainer):
             model.train()
             self._roll_out(inputs)
             self._count_segment(self._position)
-            empty = self._decision.micro_batches[self._position] is None
+            empty = self._plan.micro_batches[self._position] is None
         if empty:
             self._step += 1
             loss = torch.zeros((), device=self.accelerator.device)
@@ -325,13 +339,18 @@ class DPPOTrainer(GRPOTrainer):
         """Of this micro-step in its generation."""
         return self._step % self._geometry().micro_steps
 
+    @property
+    def _plan(self) -> Decision:
+        """The decision on the generation that is being trained on."""
+        assert self._decision is not None  # made by the rollout that precedes every use
+        return self._decision
+
     def _count_segment(self, position: int) -> None:
         """Note what the micro-steps of a segment would have held, at its first one."""
-        for segment in self._decision.segments:
+        rank = self.accelerator.process_index
+        for segment in self._plan.segments:
             if segment.first == position:
-                counts = self._decision.denominators(
-                    segment, self._geometry(), rank=self.accelerator.process_index
-                )
+                counts = self._plan.denominators(segment, self._geometry(), rank=rank)
                 self._averages.add_denominators(counts)
 
     # -- passes through the model ------------------------------------------------------------------
@@ -363,44 +382,18 @@ class DPPOTrainer(GRPOTrainer):
             return host(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
         if any(kwargs.get(key) is not None for key in rows.UNTRIMMED_KEYS):
             return host(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
-        return self._score_kept(model, input_ids, attention_mask, logits_to_keep), None, None
 
-    def _score_kept(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int
-    ) -> Tensor:
-        """Log-probs of the completions that any pass keeps, NaN elsewhere, shape (B, C).
+        def score(ids: Tensor, mask: Tensor, width: int) -> Tensor:
+            return host(model, ids, mask, width)[0]
 
-        For NaN the host takes the sampling ratio for 1 and leaves the row out of its averages.
-        """
-        split = input_ids.shape[1] - logits_to_keep
-        batch = {
-            "prompt_ids": input_ids[:, :split],
-            "prompt_mask": attention_mask[:, :split],
-            "completion_ids": input_ids[:, split:],
-            "completion_mask": attention_mask[:, split:],
-        }
-        result = torch.full(batch["completion_ids"].shape, torch.nan, device=input_ids.device)
-        for rows_R in self._decision.scoring_bins:
-            part = self._trimmed(rows.select_rows(batch, rows_R))
-            width = part["completion_ids"].shape[1]
-            log_probs, _, _ = super()._get_per_token_logps_and_entropies(
-                model,
-                torch.cat([part["prompt_ids"], part["completion_ids"]], dim=1),
-                torch.cat([part["prompt_mask"], part["completion_mask"]], dim=1),
-                width,
-            )
-            real = torch.from_numpy(rows_R >= 0)
-            kept = torch.from_numpy(rows_R)[real].to(result.device)
-            result[kept] = 0.0
-            result[kept, :width] = log_probs[real.to(log_probs.device)].to(result)
-        return result
+        bins = self._plan.scoring_bins
+        kept = passes.score_kept(
+            score, input_ids, attention_mask, logits_to_keep, bins=bins, trim=self._trimmed
+        )
+        return kept, None, None
 
     def _trimmed(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return rows.trim(
-            batch,
-            left=rows.shift_invariant(self.model.config),
-            multiple=self.pad_to_multiple_of,
-        )
+        return rows.trim(batch, left=self._shift_invariant, multiple=self.args.column_multiple)
 
     def compute_loss(
         self,
@@ -421,11 +414,8 @@ class DPPOTrainer(GRPOTrainer):
                 value = self._loss_value(model, inputs, gate)
         finally:
             self._gate = None
-        self._averages.add(
-            full_batch.host_metrics(self, inputs, gate.scores),
-            gate.weight_R,
-            full_batch.loss_mask(inputs),
-        )
+        values = full_batch.host_metrics(self, inputs, gate.forward)
+        self._averages.add(values, gate.weight_R, full_batch.loss_mask(inputs))
         self._metrics["train"]["dppo/kept/loss"].append(loss.item())
         return loss + (value - loss).detach()
 
@@ -437,14 +427,14 @@ class DPPOTrainer(GRPOTrainer):
         replayed on the log-probs just computed with advantages times the gradient factor, is its
         estimate; the other terms of the replay cancel against one with advantages 0.
         """
-        gate.replayed = gate.scores
+        gate.replayed = gate.forward
         scaled = inputs["advantages"] * gate.factor_R.to(inputs["advantages"])
         value = super().compute_loss(model, {**inputs, "advantages": scaled})
         if self.beta != 0 or self._entropy_bonus_enabled:
             nothing = torch.zeros_like(scaled)
             value = value - super().compute_loss(model, {**inputs, "advantages": nothing})
             value = value + full_batch.other_terms(
-                self, inputs, gate.scores, gate.factor_R, gate.entropy_factor_R
+                self, inputs, gate.forward, gate.factor_R, gate.entropy_factor_R
             )
         return value
 
@@ -452,20 +442,20 @@ class DPPOTrainer(GRPOTrainer):
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        metrics.log_grad_norm(self, float(norm))
+        metrics.log_grad_norm(self, float(norm))  # type: ignore[arg-type] - a number by now
         return norm
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         if self.args.decides and self.args.should_save:
             folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            checkpoint.save(
+            pruning_state.save(
                 os.path.join(self._get_output_dir(trial=trial), folder),
                 pruner=self.pruner,
                 generation=self._generation,
             )
 
-    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint_folder)
-        if self.args.decides and checkpoint_folder is not None:
-            self._generation = checkpoint.load(checkpoint_folder, pruner=self.pruner)
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.args.decides and checkpoint is not None:
+            self._generation = pruning_state.load(checkpoint, pruner=self.pruner)

@@ -1,0 +1,63 @@
+"""Connects a transformers trainer to the progress line and to metrics.jsonl."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from dppo.cli.files import MetricsFile
+from dppo.cli.progress import ProgressReporter
+
+
+class RunCallback(TrainerCallback):
+    """Tells the reporter of every step and writes every log call to the metrics file, if any."""
+
+    def __init__(self, reporter: ProgressReporter, metrics: MetricsFile | None):
+        self._reporter, self._metrics = reporter, metrics
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Begins the stage, at the checkpoint's step after a resume."""
+        self._reporter.start_stage("step", total=state.max_steps, done=state.global_step)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Counts the step."""
+        self._reporter.advance(state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Shows the reward and writes the metrics."""
+        logs = logs or {}
+        if "reward" in logs:
+            self._reporter.show_reward(float(logs["reward"]))
+        self._reporter.tick()
+        if self._metrics is not None:
+            self._metrics.write(step=state.global_step, max_steps=state.max_steps, logs=logs)
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Ends the stage."""
+        self._reporter.finish_stage()

@@ -1,0 +1,158 @@
+"""Loads the training prompts and the held-out prompts of a run, and checks their columns."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dppo.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+BUILTIN = "builtin"
+_LOADERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
+_BUILTIN_PROMPTS = 2048
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a run.
+
+    Attributes:
+        train: To train on.
+        held_out: For the evaluations; None if they are off. Shares no prompt with `train`.
+    """
+
+    train: Dataset
+    held_out: Dataset | None
+
+
+def load_prompts(
+    name: str,
+    *,
+    prompt_column: str,
+    num_prompts: int | None,
+    eval_prompts: int,
+    seed: int,
+) -> Prompts:
+    """Loads a data set and holds some prompts out of it.
+
+    Args:
+        name: "builtin", a file, or a name on the hub.
+        prompt_column: The column to use as `prompt`.
+        num_prompts: How many prompts to train on; all by default.
+        eval_prompts: How many prompts to hold out.
+        seed: Of the draw.
+
+    Returns:
+        The two disjoint sets.
+
+    Raises:
+        ConfigurationError: If there is no such file or column, or the data set is too small.
+    """
+    for option, value in (("eval_prompts", eval_prompts), ("num_prompts", num_prompts)):
+        if value is not None and value < (option == "num_prompts"):
+            raise ConfigurationError(f"{option} is too small: {value}")
+    if name == BUILTIN:
+        return _builtin_prompts(num_prompts or _BUILTIN_PROMPTS, eval_prompts, seed)
+    rows = with_prompt_column(load_rows(name), prompt_column)
+    prompts = hold_out(rows, eval_prompts, seed=seed)
+    if num_prompts is None:
+        return prompts
+    if num_prompts > len(prompts.train):
+        raise ConfigurationError(
+            f"num_prompts is {num_prompts}, but {name} has {len(prompts.train)} prompts besides "
+            f"the {eval_prompts} held out"
+        )
+    return Prompts(prompts.train.select(range(num_prompts)), prompts.held_out)
+
+
+def load_rows(name: str) -> Dataset:
+    """Loads a file or the training split of a hub data set.
+
+    Args:
+        name: A path ending in .parquet, .json, .jsonl or .csv, or a name on the hub.
+
+    Returns:
+        The rows.
+
+    Raises:
+        ConfigurationError: If the file does not exist.
+    """
+    from datasets import load_dataset
+
+    loader = _LOADERS.get(Path(name).suffix)
+    if loader is None:
+        return load_dataset(name, split="train")
+    if not Path(name).is_file():
+        raise ConfigurationError(f"dataset: there is no file {name}")
+    return load_dataset(loader, data_files=name, split="train")
+
+
+def with_prompt_column(rows: Dataset, column: str) -> Dataset:
+    """Renames a column to `prompt`, where trainers look for it.
+
+    Args:
+        rows: The data set.
+        column: The column that holds the prompts.
+
+    Returns:
+        The data set with a column `prompt`; a former one of that name is left out.
+
+    Raises:
+        ConfigurationError: If there is no such column; lists those there are.
+    """
+    if column not in rows.column_names:
+        raise ConfigurationError(
+            f"the data set has no column {column!r}; it has {', '.join(rows.column_names)}. "
+            "Name the one with the prompts: --prompt-column NAME"
+        )
+    if column == "prompt":
+        return rows
+    if "prompt" in rows.column_names:
+        rows = rows.remove_columns("prompt")
+    return rows.rename_column(column, "prompt")
+
+
+def hold_out(rows: Dataset, count: int, *, seed: int) -> Prompts:
+    """Draws prompts for evaluation; a prompt that occurs twice never lands on both sides.
+
+    Args:
+        rows: The data set.
+        count: How many distinct prompts to hold out.
+        seed: Of the draw.
+
+    Returns:
+        The two sets, in the order of `rows`.
+
+    Raises:
+        ConfigurationError: If the data set has too few prompts for that.
+    """
+    if count == 0:
+        return Prompts(rows, None)
+    first_row: dict[str, int] = {}
+    keys = [json.dumps(prompt, sort_keys=True, default=str) for prompt in rows["prompt"]]
+    for index, key in enumerate(keys):
+        first_row.setdefault(key, index)
+    if len(first_row) <= count:
+        raise ConfigurationError(
+            f"the data set has {len(first_row)} different prompts, too few to hold out {count} for "
+            "evaluation; lower --eval-prompts, or switch the evaluation off with --eval-prompts 0"
+        )
+    chosen = set(random.Random(seed).sample(sorted(first_row), count))
+    train = [index for index, key in enumerate(keys) if key not in chosen]
+    held_out = sorted(first_row[key] for key in chosen)
+    return Prompts(rows.select(train), rows.select(held_out))
+
+
+def _builtin_prompts(num_prompts: int, eval_prompts: int, seed: int) -> Prompts:
+    from dppo.tasks import sorting_dataset
+
+    train = sorting_dataset(num_prompts, seed=seed, split="train")
+    if eval_prompts == 0:
+        return Prompts(train, None)
+    return Prompts(train, sorting_dataset(eval_prompts, seed=seed, split="test"))

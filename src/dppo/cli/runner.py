@@ -1,0 +1,195 @@
+"""Carries out a checked job: model, training, two evaluations, files and the printed summary."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from transformers import PrinterCallback
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    is_progress_bar_enabled,
+)
+
+from dppo.cli.callback import RunCallback
+from dppo.cli.data import BUILTIN
+from dppo.cli.evaluate import Evaluation, evaluate
+from dppo.cli.files import MetricsFile, write_json
+from dppo.cli.progress import ProgressReporter
+from dppo.cli.rewards import reward_name
+from dppo.cli.summary import make_summary, summary_lines
+from dppo.cli.train import Job, checkpoint_step
+from dppo.errors import ConfigurationError
+from dppo.trl import DPPOConfig, DPPOTrainer
+
+INTERRUPTED = 130
+
+
+@dataclass
+class _Outcome:
+    """What a run has come to so far."""
+
+    before: Evaluation | None = None
+    after: Evaluation | None = None
+    interrupted: bool = False
+
+
+def train(job: Job) -> int:
+    """Trains, evaluates before and after, and writes the results to the output directory.
+
+    Args:
+        job: The checked job.
+
+    Returns:
+        The exit code: 0, or 130 after an interrupt.
+    """
+    with _readable_output():
+        return _train(job)
+
+
+def _train(job: Job) -> int:
+    started = time.monotonic()
+    config = make_config(job.config)
+    trainer = _make_trainer(job, config)
+    outcome = _Outcome()
+    _carry_out(job, trainer, outcome)
+    summary = make_summary(
+        trainer.totals(),
+        before=outcome.before,
+        after=outcome.after,
+        steps=trainer.state.global_step,
+        wall_seconds=time.monotonic() - started,
+        interrupted=outcome.interrupted,
+        resumed_from=checkpoint_step(config.resume_from_checkpoint),
+        config={**changed_fields(config), **_run_options(job)},
+    )
+    if trainer.is_world_process_zero():
+        folder = Path(str(config.output_dir))
+        write_json(folder / "summary.json", summary)
+        print("\n".join([*summary_lines(summary), f"files    {folder}"]))
+    return INTERRUPTED if outcome.interrupted else 0
+
+
+def make_config(values: dict[str, Any]) -> DPPOConfig:
+    """Builds the config.
+
+    Args:
+        values: Its fields.
+
+    Returns:
+        The config.
+
+    Raises:
+        ConfigurationError: If the config class refuses the values; with its words.
+    """
+    try:
+        return DPPOConfig(**values)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def changed_fields(config: DPPOConfig) -> dict[str, Any]:
+    """The fields that differ from their defaults, without access tokens.
+
+    Args:
+        config: The config.
+
+    Returns:
+        Their values, fit for JSON.
+    """
+    values = config.to_dict()
+    changed = {}
+    for field in fields(config):
+        default = field.default
+        if callable(field.default_factory):
+            default = field.default_factory()
+        default = getattr(default, "value", default)
+        shown = field.init and field.name in values and not field.name.endswith("_token")
+        if shown and values[field.name] != default:
+            changed[field.name] = values[field.name]
+    return changed
+
+
+def _make_trainer(job: Job, config: DPPOConfig) -> DPPOTrainer:
+    model, tokenizer = job.run["model"], None
+    if model == BUILTIN:
+        from dppo.tasks import load_builtin_model, load_builtin_tokenizer
+
+        model, tokenizer = load_builtin_model(), load_builtin_tokenizer()
+    trainer = DPPOTrainer(
+        model=model,
+        reward_funcs=job.rewards,
+        args=config,
+        train_dataset=job.prompts.train,
+        processing_class=tokenizer,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _carry_out(job: Job, trainer: DPPOTrainer, outcome: _Outcome) -> None:
+    config = trainer.args
+    resume = config.resume_from_checkpoint
+    is_main = trainer.is_world_process_zero()
+    reporter = ProgressReporter(phase=lambda: trainer.phase, enabled=is_main)
+    metrics = None
+    if is_main:
+        path = Path(str(config.output_dir)) / "metrics.jsonl"
+        metrics = MetricsFile(path, keep_until=checkpoint_step(resume))
+    trainer.add_callback(RunCallback(reporter, metrics))
+    with reporter:
+        try:
+            outcome.before = _evaluate(job, trainer, reporter)
+            trainer.train(resume_from_checkpoint=resume)
+            outcome.after = _evaluate(job, trainer, reporter)
+            trainer.save_model(config.output_dir)
+        except KeyboardInterrupt:
+            outcome.interrupted = True
+
+
+def _evaluate(job: Job, trainer: DPPOTrainer, reporter: ProgressReporter) -> Evaluation | None:
+    rows = job.prompts.held_out
+    if rows is None:
+        return None
+    share = len(rows.shard(trainer.args.world_size, trainer.args.process_index))
+    reporter.start_stage("held-out prompt", total=share, phase="evaluate")
+    try:
+        return evaluate(
+            trainer,
+            rows,
+            rewards=job.rewards,
+            seed=trainer.args.seed,
+            advance=reporter.advance,
+        )
+    finally:
+        reporter.finish_stage()
+
+
+def _run_options(job: Job) -> dict[str, Any]:
+    return {**job.run, "reward": [reward_name(reward) for reward in job.rewards]}
+
+
+@contextmanager
+def _readable_output() -> Iterator[None]:
+    """Shows the library's notices, such as the choice of float32, and no bars in a log file."""
+    log, handler = logging.getLogger("dppo"), logging.StreamHandler()
+    level, bars = log.level, is_progress_bar_enabled()
+    handler.setFormatter(logging.Formatter("note: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    if not sys.stderr.isatty():
+        disable_progress_bar()  # of loading and saving weights
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        if bars:
+            enable_progress_bar()

@@ -1,0 +1,174 @@
+"""`dppo train`: checks a configuration, then trains, and evaluates before and after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dppo.cli.arithmetic import batch_shape
+from dppo.cli.builtin import BUILTIN_CONFIG
+from dppo.cli.data import BUILTIN, Prompts, load_prompts
+from dppo.cli.fields import RUN_OPTIONS, config_fields
+from dppo.cli.length import run_length
+from dppo.cli.options import Settings, read_settings
+from dppo.cli.plan import batch_settings
+from dppo.cli.rewards import Reward, check_rewards, load_rewards
+from dppo.errors import ConfigurationError
+
+SUMMARY = "train with DPPO; without options: the built-in task, on a CPU"
+EXAMPLES = """\
+examples:
+  dppo train
+  dppo train --completion-keep 1.0 --output-dir runs/unpruned
+  dppo train --config run.yaml --model Qwen/Qwen3-0.6B --dataset problems.jsonl \\
+      --prompt-column question --reward my_rewards:exact
+"""
+OPTIONS = RUN_OPTIONS
+_OWN_DEFAULTS = {"disable_tqdm": True, "output_dir": "runs/train"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that has passed every check that needs no model.
+
+    Attributes:
+        config: Fields of `DPPOConfig`, with the defaults of the command.
+        run: The command's own options, complete.
+        prompts: To train on and to evaluate on.
+        rewards: The reward functions.
+    """
+
+    config: dict[str, Any]
+    run: dict[str, Any]
+    prompts: Prompts
+    rewards: list[Reward]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: The words after `dppo train`.
+
+    Returns:
+        The exit code: 0, or 130 after an interrupt.
+
+    Raises:
+        ConfigurationError: For whatever can be found wrong before weights are loaded.
+    """
+    job = prepare(arguments)
+    from dppo.cli.runner import train
+
+    return train(job)
+
+
+def prepare(arguments: Sequence[str]) -> Job:
+    """Reads and checks everything that needs no model.
+
+    Args:
+        arguments: The words after `dppo train`.
+
+    Returns:
+        The job.
+
+    Raises:
+        ConfigurationError: With what is wrong.
+    """
+    settings = with_defaults(read_settings(arguments, run_options=OPTIONS))
+    missing = config_fields().missing
+    if missing:
+        raise ConfigurationError(f"{', '.join(missing)} not installed: pip install 'dppo[tasks]'")
+    batch = batch_settings(settings.config)
+    shape = batch_shape(batch)
+    check_checkpoint(settings.config.get("resume_from_checkpoint"))
+    rewards = load_rewards(_reward_names(settings.run))
+    prompts = load_prompts(
+        settings.run["dataset"],
+        prompt_column=settings.run["prompt_column"],
+        num_prompts=settings.run["num_prompts"],
+        eval_prompts=settings.run["eval_prompts"],
+        seed=settings.config.get("seed", config_fields().fields["seed"].default),
+    )
+    check_rewards(rewards, prompts.train.column_names)
+    if settings.run["model"] == BUILTIN:
+        check_alphabet(prompts.train["prompt"])
+    run_length(batch, shape, len(prompts.train))
+    return Job(settings.config, settings.run, prompts, rewards)
+
+
+def with_defaults(settings: Settings) -> Settings:
+    """Adds the command's defaults below what the user asked for.
+
+    Args:
+        settings: What the user asked for.
+
+    Returns:
+        Complete run options; and those of the built-in run where model and data set are built in.
+    """
+    run_options = {name: field.default for name, field in RUN_OPTIONS.items()} | settings.run
+    builtin = run_options["model"] == run_options["dataset"] == BUILTIN
+    defaults = BUILTIN_CONFIG if builtin else _OWN_DEFAULTS
+    return replace(settings, config={**defaults, **settings.config}, run=run_options)
+
+
+def check_checkpoint(path: str | None) -> None:
+    """Refuses to resume from what is not there.
+
+    Args:
+        path: The value of `resume_from_checkpoint`.
+
+    Raises:
+        ConfigurationError: If it is no directory with a trainer state.
+    """
+    if path is None:
+        return
+    if not Path(path).is_dir():
+        raise ConfigurationError(f"resume_from_checkpoint: there is no directory {path}")
+    if not (Path(path) / "trainer_state.json").is_file():
+        raise ConfigurationError(
+            f"resume_from_checkpoint: {path} has no trainer_state.json; it is no checkpoint"
+        )
+
+
+def checkpoint_step(path: str | None) -> int | None:
+    """The step a checkpoint was made at.
+
+    Args:
+        path: A directory that `check_checkpoint` accepts.
+
+    Returns:
+        The step; None without a path.
+    """
+    if path is None:
+        return None
+    state = json.loads((Path(path) / "trainer_state.json").read_text(encoding="utf-8"))
+    return state["global_step"]
+
+
+def check_alphabet(prompts: Sequence[Any]) -> None:
+    """Refuses prompts that the built-in model cannot read.
+
+    Args:
+        prompts: The training prompts.
+
+    Raises:
+        ConfigurationError: If a text holds anything but digits and "=".
+    """
+    for prompt in prompts:
+        if isinstance(prompt, str) and set(prompt) - set("0123456789="):
+            raise ConfigurationError(
+                f'the built-in model reads only digits and "=", not {prompt!r:.60}; give --model'
+            )
+
+
+def _reward_names(run_options: dict[str, Any]) -> list[str]:
+    if run_options["reward"]:
+        return run_options["reward"]
+    if run_options["dataset"] == BUILTIN:
+        return ["dppo.tasks:sorting_reward"]
+    raise ConfigurationError(
+        f"the data set {run_options['dataset']} needs a reward function: --reward module:function"
+    )
