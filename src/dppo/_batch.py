@@ -4,10 +4,9 @@ Suffixes: `_P` prompts, `_PG` prompts x group.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dppo._checks import (
     Bools,
@@ -81,13 +80,15 @@ def make_batch(
         live_PG = np.ones(shape, dtype=np.bool_)
     else:
         live_PG = advantages != 0
+    # A row that the caller calls inert though it has an advantage is out of the loss.
+    masked = masked | (~live_PG & (advantages != 0))
     live_PG = live_PG & ~masked
     return Batch(
         advantages_PG=advantages,
         scored_PG=adv.scored_PG,
         live_PG=live_PG,
         cost_PG=_cost(lengths_PG, prompt_lengths_P, shape),
-        reason_PG=_reasons(np.asarray(rewards_PG), adv.scored_PG, dead, masked, live_PG),
+        reason_PG=_reasons(rewards_PG, adv.scored_PG, dead, masked, live_PG),
     )
 
 
@@ -137,15 +138,16 @@ def _cost(lengths: ArrayLike | None, prompts: ArrayLike | None, shape: tuple[int
     return np.maximum(cost, 1.0)  # an empty completion to an unknown prompt still takes a forward
 
 
-def _reasons(rewards: NDArray[Any], scored: Bools, dead: Bools, masked: Bools, live: Bools) -> Ints:
-    value = np.where(scored, rewards, -np.inf).astype(np.float64).max(axis=1, keepdims=True)
+def _reasons(rewards_PG: ArrayLike, scored: Bools, dead: Bools, masked: Bools, live: Bools) -> Ints:
+    value = np.fmax.reduce(as_floats("rewards_PG", rewards_PG), axis=1, keepdims=True)
     constant = np.broadcast_to(dead[:, None], live.shape)
+    equal = constant & constant_groups(rewards_PG)[:, None]
     rules = (  # the first match wins
         (live, "sampled_out"),
         (masked, "masked"),
         (~scored | (scored.sum(axis=1, keepdims=True) < 2), "unscorable"),
-        (constant & (value == 1), "all_right"),
-        (constant & (value == 0), "all_wrong"),
+        (equal & (value == 1), "all_right"),
+        (equal & (value == 0), "all_wrong"),
         (constant, "constant"),
     )
     index = [DROP_REASONS.index(name) for _, name in rules]

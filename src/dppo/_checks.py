@@ -35,11 +35,21 @@ def finite(name: str, value: ArrayLike, *, ndim: int | None = None) -> Floats:
     return array
 
 
+def as_array(name: str, value: ArrayLike) -> NDArray[Any]:
+    """Return `value` as an array; reject ragged input."""
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InvalidInputError(f"{name} must be a regular array, got {value!r:.80}") from error
+
+
 def as_bools(name: str, value: ArrayLike, shape: Sequence[int] | None = None) -> Bools:
     """Return `value` as a boolean array of `shape`; 0 and 1 of any dtype are accepted."""
-    array: NDArray[Any] = np.asarray(value)
-    if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
+    array = as_array(name, value)
+    if array.dtype.kind not in "biuf":
         raise InvalidInputError(f"{name} must be boolean (or 0 and 1), got dtype {array.dtype}")
+    if array.dtype.kind != "b":
+        reject(name, array, (array != 0) & (array != 1), "must be boolean (or 0 and 1)")
     if shape is not None:
         same_shape(name, array, shape)
     return array.astype(np.bool_)

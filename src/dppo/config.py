@@ -53,6 +53,8 @@ class PruneConfig:
             share("prompt_keep", self.prompt_keep)
         except InvalidInputError as error:
             raise ConfigurationError(str(error)) from error
+        for name in ("completion_keep", "completion_prune_rate", "prompt_keep"):
+            object.__setattr__(self, name, float(getattr(self, name)))  # numpy's are not JSON
         if self.prompt_keep != 1:
             raise ConfigurationError(
                 f"prompt_keep={self.prompt_keep!r}: this version prunes completions only; "

@@ -146,21 +146,29 @@ class Pruner:
         return choice
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the latest generation, averaged over its passes; empty before the first."""
-        names = self._metrics[0] if self._metrics else {}
-        return {name: float(np.mean([m[name] for m in self._metrics])) for name in names}
+        """Metrics of the latest generation, averaged over its passes; empty before the first.
+
+        `weight/ess` is missing if nothing was kept.
+        """
+        names = dict.fromkeys(name for of_pass in self._metrics for name in of_pass)
+        return {
+            name: float(np.mean([of_pass[name] for of_pass in self._metrics if name in of_pass]))
+            for name in names
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
         return {"version": 1, "seed": self.seed, "config": self.config.to_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Check that a saved state belongs to this pruner.
 
         Raises:
             ConfigurationError: The seed or an option differs; the message names it.
         """
         mine = self.state_dict()
+        if not isinstance(state, dict) or not isinstance(state.get("config"), dict):
+            raise ConfigurationError(f"not a saved state of a pruner: {state!r:.100}")
         changed = [f"version {state.get('version')!r} -> 1"] if state.get("version") != 1 else []
         if state.get("seed") != self.seed:
             changed.append(f"seed {state.get('seed')!r} -> {self.seed!r}")
@@ -211,21 +219,20 @@ class Pruner:
     def _remember(self, step: int, choice: CompletionChoice, cost: Floats) -> None:
         if step != self._metrics_step:
             self._metrics, self._metrics_step = [], step
-        weighted = (choice.weight * choice.norm)[choice.kept]
+        # The norm holds the prompt's weight already.
+        weighted = choice.norm[choice.kept] / choice.pi_completion[choice.kept]
         live_cost = float(cost[choice.live].sum())
         kept_cost = float(cost[choice.kept].sum())
-        self._metrics.append(
-            {
-                "completions/live": float(choice.live.mean()),
-                "completions/keep": float(choice.kept.mean()),
-                "cost/keep": kept_cost / float(cost.sum()),
-                "cost/keep_live": kept_cost / live_cost if live_cost else 1.0,
-                "weight/ess": effective_sample_size(weighted) / weighted.size
-                if weighted.size
-                else float("nan"),
-                "weight/max": float(choice.weight.max()),
-                "variance/inflation": pruning_variance(
-                    choice.norm, choice.pi_completion, design=self.config.sampling_design
-                ),
-            }
-        )
+        of_pass = {
+            "completions/live": float(choice.live.mean()),
+            "completions/keep": float(choice.kept.mean()),
+            "cost/keep": kept_cost / float(cost.sum()),
+            "cost/keep_live": kept_cost / live_cost if live_cost else 1.0,
+            "weight/max": float(choice.weight.max()),
+            "variance/inflation": pruning_variance(
+                choice.norm, choice.pi_completion, design=self.config.sampling_design
+            ),
+        }
+        if weighted.size:
+            of_pass["weight/ess"] = effective_sample_size(weighted) / weighted.size
+        self._metrics.append(of_pass)

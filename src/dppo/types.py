@@ -13,9 +13,15 @@ from dppo._checks import Bools, Floats, Ints, as_bools, finite, reject
 __all__ = ["Advantages", "CompletionChoice", "Selection"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Advantages:
-    """Group-relative advantages, frozen before anything is pruned."""
+    """Group-relative advantages, frozen before anything is pruned; the arrays are read-only.
+
+    Example:
+        >>> import dppo
+        >>> dppo.group_advantages([[1.0, 0.0]]).live_P.tolist()
+        [True]
+    """
 
     values_PG: Floats
     """Shape (P, G). The advantage; exactly 0 where unscored and in dead groups."""
@@ -28,8 +34,11 @@ class Advantages:
     scorable_P: Bools
     """Shape (P,). The group has at least two scores."""
 
+    def __post_init__(self) -> None:
+        freeze(self)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Selection:
     """What was kept, inseparable from the probabilities with which it was kept.
 
@@ -57,19 +66,27 @@ class Selection:
         """Check the invariants, copy the arrays and make them read-only."""
         probability = check_inclusion(pi).copy()
         flags = as_bools("kept", kept, probability.shape)
-        reject("pi", probability, flags & (probability == 0), "must be > 0 where kept")
+        never = probability < np.finfo(np.float64).tiny  # below it, 1 / pi overflows
+        reject("pi", probability, flags & never, "must be > 0 where kept")
         reject("pi", probability, ~flags & (probability == 1), "must be < 1 where not kept")
         weight = np.divide(flags, probability, out=np.zeros_like(probability), where=flags)
         for name, array in (("kept", flags), ("pi", probability), ("weight", weight)):
-            array.flags.writeable = False
             object.__setattr__(self, name, array)
+        freeze(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompletionChoice:
     """The completions of one generation that are trained on, for one pass over it.
 
-    `pi` and `weight` are of both phases, pi_q * pi_i|q; with no prompt phase pi_q is 1.
+    `pi` and `weight` are of both phases, pi_q * pi_i|q; with no prompt phase pi_q is 1. The arrays
+    are read-only.
+
+    Example:
+        >>> import dppo
+        >>> pruner = dppo.Pruner(dppo.PruneConfig(completion_rule="inert"), seed=0)
+        >>> pruner.select_completions([[1.0, 0.0], [1.0, 1.0]], step=0).kept.tolist()
+        [[True, True], [False, False]]
     """
 
     kept: Bools
@@ -91,9 +108,19 @@ class CompletionChoice:
     dropped: dict[str, int]
     """Completions not kept, counted by reason; the counts add up to all that are not kept."""
 
+    def __post_init__(self) -> None:
+        freeze(self)
 
-def check_inclusion(pi: ArrayLike) -> Floats:
+
+def freeze(result: object) -> None:
+    """Make every array of a result read-only: what was decided stays decided."""
+    for value in vars(result).values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+
+
+def check_inclusion(pi: ArrayLike, *, name: str = "pi", ndim: int | None = None) -> Floats:
     """Return `pi` as float64 after checking that every entry is a probability."""
-    probability = finite("pi", pi)
-    reject("pi", probability, (probability < 0) | (probability > 1), "must be in [0, 1]")
+    probability = finite(name, pi, ndim=ndim)
+    reject(name, probability, (probability < 0) | (probability > 1), "must be in [0, 1]")
     return probability

@@ -6,7 +6,7 @@ BUILTIN_CONFIG = {
     "num_generations": 8,
     "max_steps": 60,
     "learning_rate": 3e-4,
-    "lr_scheduler_type": "constant",
+    "lr_scheduler_type": "linear",
     "beta": 0.0,
     "temperature": 1.0,
     "max_completion_length": 20,

@@ -5,7 +5,8 @@ the scored completions of the group, as the hosts compute it. The advantages are
 recomputing them on survivors would change the gradient that is estimated.
 
 Degenerate cases: fewer than two scores make a group unscorable, equal scores make it dead; both
-get advantage exactly 0, because what floating point leaves there is dust, not signal.
+get advantage exactly 0, and so does a score that is the group's mean but for rounding, because what
+floating point leaves there is dust, not signal.
 
 Suffixes: `_P` prompts, `_PG` prompts x group.
 """
@@ -59,8 +60,11 @@ def group_advantages(
     count = np.maximum(scored_PG.sum(axis=1, keepdims=True), 1)
     mean = values.sum(axis=1, keepdims=True) / count
     centered = np.where(scored_PG, rewards - mean, 0.0)
+    largest = np.abs(values).max(axis=1, keepdims=True)
+    centered[np.abs(centered) <= _dust(rewards_PG) * largest] = 0.0
     if scale != "none":
-        centered = centered / (_spread(centered, scored_PG, rewards, scale) + epsilon)
+        spread = _spread(centered, scored_PG, rewards, scale) + epsilon
+        centered = np.divide(centered, spread, out=np.zeros_like(centered), where=spread > 0)
     values_PG = np.where(live_P[:, None], centered, 0.0)
     return Advantages(
         values_PG=values_PG,
@@ -89,18 +93,19 @@ def constant_groups(rewards_PG: ArrayLike) -> Bools:
         >>> constant_groups([[0.1, 0.1, 0.1], [0.1, 0.1, 0.2]]).tolist()
         [True, False]
     """
-    eps = _rounding_unit(np.asarray(rewards_PG))
     rewards = _check_rewards(rewards_PG)
     enough = (~np.isnan(rewards)).sum(axis=1) >= 2
     high = np.fmax.reduce(rewards, axis=1)  # fmax and fmin pass over NaN
     low = np.fmin.reduce(rewards, axis=1)
     largest = np.fmax.reduce(np.abs(rewards), axis=1)
-    return ~enough | (high - low <= 8 * eps * largest)
+    return ~enough | (high - low <= _dust(rewards_PG) * largest)
 
 
-def _rounding_unit(given: NDArray[Any]) -> float:
-    """Machine epsilon of the dtype the rewards arrived in."""
-    return float(np.finfo(given.dtype).eps if given.dtype.kind == "f" else np.finfo(float).eps)
+def _dust(rewards_PG: ArrayLike) -> float:
+    """8 machine epsilons of the dtype the rewards arrived in: relative differences below it."""
+    given: NDArray[Any] = np.asarray(rewards_PG)
+    dtype: Any = given.dtype if given.dtype.kind == "f" else np.float64
+    return 8 * float(np.finfo(dtype).eps)
 
 
 def _check_rewards(rewards_PG: ArrayLike) -> Floats:

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dppo._checks import Bools, Floats, Ints, finite, natural, not_empty, one_of
+from dppo._checks import Bools, Floats, Ints, as_array, finite, natural, not_empty, one_of
 from dppo.errors import InvalidInputError
 from dppo.types import Selection, check_inclusion
 
@@ -24,8 +24,9 @@ STREAMS = ("completion", "prompt", "shuffle", "order")
 DESIGNS = ("systematic", "poisson")
 MOST_POISSON_UNITS = 16
 
-INTEGER_TOLERANCE = 1e-9
-"""A total this close to a whole number is one: what float64 sums of up to 1e6 terms lose."""
+INTEGER_TOLERANCE = 1e-12
+"""A total this close to a whole number, relatively, is one: what pairwise float64 summation loses.
+Stretching the line by it changes a probability by as little."""
 
 
 def generator(
@@ -158,8 +159,8 @@ def outcomes(
             n + 1 outcomes, any n).
         order: As for `systematic`; only there.
 
-    Yields:
-        (probability > 0, selection). The probabilities add up to 1.
+    Returns:
+        Iterator over (probability > 0, selection). The probabilities add up to 1.
 
     Raises:
         InvalidInputError: Unknown design, too many units, or `order` given with "poisson".
@@ -173,11 +174,16 @@ def outcomes(
     probability = check_inclusion(pi)
     not_empty("pi", probability)
     if design == "systematic":
-        yield from _systematic_outcomes(probability, _check_order(order, probability.size))
-    elif order is not None:
+        return _systematic_outcomes(probability, _check_order(order, probability.size))
+    if order is not None:
         raise InvalidInputError("order has no meaning for the poisson design; leave it out")
-    else:
-        yield from _poisson_outcomes(probability)
+    uncertain = np.flatnonzero((probability > 0) & (probability < 1))
+    if uncertain.size > MOST_POISSON_UNITS:
+        raise InvalidInputError(
+            f"pi has {uncertain.size} uncertain units, so 2^{uncertain.size} outcomes; at most "
+            f"{MOST_POISSON_UNITS} can be enumerated, or use design='systematic'"
+        )
+    return _poisson_outcomes(probability, uncertain)
 
 
 def _uniform(rng: np.random.Generator, count: int) -> Floats:
@@ -187,7 +193,7 @@ def _uniform(rng: np.random.Generator, count: int) -> Floats:
 def _check_order(order: ArrayLike | None, size: int) -> Ints:
     if order is None:
         return np.arange(size)
-    permutation = np.asarray(order)
+    permutation = as_array("order", order)
     if permutation.dtype.kind not in "iu" or not np.array_equal(
         np.sort(permutation, axis=None), np.arange(size)
     ):
@@ -202,16 +208,22 @@ class _Line:
         self.unit_N = unit_N
         self.end_N = np.cumsum(pi_N)
         if unit_N.size:
-            total = float(self.end_N[-1])
-            if abs(total - round(total)) < INTEGER_TOLERANCE:
-                # A sum of 3.9999999 instead of 4 would now and then keep one unit too few.
-                self.end_N = np.minimum(self.end_N, round(total))
-                self.end_N[-1] = round(total)
+            total = float(pi_N.sum())  # pairwise, far closer than the running sum
+            if abs(total - round(total)) <= INTEGER_TOLERANCE * total:
+                total = float(round(total))  # 3.9999999 would now and then keep one unit too few
+            self.end_N = np.minimum(self.end_N * (total / self.end_N[-1]), total)
+            self.end_N[-1] = total
         self.start_N = np.concatenate(([0.0], self.end_N[:-1]))
 
     def hit(self, u: float) -> Bools:
         """Units in which a point u + k lies, k = 0, 1, ...; the unit holds its start."""
-        return np.ceil(self.end_N - u) > np.ceil(self.start_N - u)
+        return _points_below(self.end_N, u) > _points_below(self.start_N, u)
+
+
+def _points_below(x: Floats, u: float) -> Floats:
+    """How many of u, u + 1, ... are below x. Exact: x - u would round."""
+    whole = np.floor(x)
+    return whole + (x - whole > u)
 
 
 def _line(pi_N: Floats, order_N: Ints) -> _Line:
@@ -231,22 +243,17 @@ def _systematic_outcomes(pi: Floats, order_N: Ints) -> Iterator[tuple[float, Sel
     # The outcome changes only where u passes the fractional part of an end point.
     cuts = np.unique(np.concatenate(([0.0, 1.0], line.end_N % 1.0)))
     for low, high in pairwise(cuts.tolist()):
-        kept = _systematic(pi.ravel(), line, (low + high) / 2)
+        kept = _systematic(pi.ravel(), line, low)
         yield high - low, Selection(kept.reshape(pi.shape), pi)
 
 
-def _poisson_outcomes(pi: Floats) -> Iterator[tuple[float, Selection]]:
+def _poisson_outcomes(pi: Floats, uncertain: Ints) -> Iterator[tuple[float, Selection]]:
     flat = pi.ravel()
-    uncertain = np.flatnonzero((flat > 0) & (flat < 1))
-    if uncertain.size > MOST_POISSON_UNITS:
-        raise InvalidInputError(
-            f"{uncertain.size} uncertain units have 2^{uncertain.size} outcomes; at most "
-            f"{MOST_POISSON_UNITS} can be enumerated, or use design='systematic'"
-        )
     for code in range(2**uncertain.size):
         flip = np.array([bool(code >> bit & 1) for bit in range(uncertain.size)], dtype=np.bool_)
         kept = flat == 1
         kept[uncertain[flip]] = True
         chosen = flat[uncertain]
         probability = float(np.prod(np.where(flip, chosen, 1 - chosen)))
-        yield probability, Selection(kept.reshape(pi.shape), pi)
+        if probability > 0:  # else it underflowed
+            yield probability, Selection(kept.reshape(pi.shape), pi)

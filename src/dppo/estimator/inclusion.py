@@ -13,8 +13,8 @@ from dppo._checks import Bools, Floats, as_bools, finite, not_empty, reject, sam
 __all__ = ["proportional_inclusion", "threshold_inclusion", "uniform_inclusion"]
 
 SMALLEST_RELATIVE_SIZE = 1e-12
-"""Sizes below this share of the largest are raised to it, so that rounding never makes the
-probability of a live row 0. It moves the budget by less than the float error of its sum."""
+"""Sizes below this share of the largest are raised to it, and c is at least `keep` (it is, but for
+rounding), so that no live row ever gets probability 0."""
 
 
 def proportional_inclusion(
@@ -72,8 +72,9 @@ def _proportional(size: Floats, cost: Floats, keep: float) -> Floats:
     rest = np.cumsum((size_d * cost_d)[::-1])[::-1]
     factor = (keep - certain_cost) / rest
     fits = factor * size_d <= 1  # then no further row reaches 1
-    k = int(np.argmax(fits))
-    pi = np.minimum(1.0, factor[k] * size_d)
+    k = int(np.argmax(fits)) if fits.any() else size_d.size  # by rounding, keep is 1
+    c = factor[k] if k < size_d.size else 1.0
+    pi = np.clip(c * size_d, keep * SMALLEST_RELATIVE_SIZE, 1.0)
     pi[:k] = 1.0
     result = np.empty_like(pi)
     result[order] = pi

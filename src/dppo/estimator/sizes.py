@@ -126,7 +126,7 @@ def completion_norms(
         norm = norm * weight[:, None]
     if denominator is not None:
         norm = norm / _positive("denominator", denominator, live_PG)
-    return np.where(live_PG, norm, 0.0)
+    return _above_zero(norm, live_PG)
 
 
 def completion_sizes(
@@ -172,7 +172,12 @@ def completion_sizes(
     )
     if cost is None:
         return norm
-    return norm / np.sqrt(_positive("cost", cost, norm > 0))
+    return _above_zero(norm / np.sqrt(_positive("cost", cost, norm > 0)), norm > 0)
+
+
+def _above_zero(value: Floats, live: Bools) -> Floats:
+    """0 exactly where not live, never by underflow."""
+    return np.where(live, np.maximum(value, np.finfo(np.float64).tiny), 0.0)
 
 
 def _floored_surprisal(surprisal: ArrayLike | None, live: Bools) -> Floats:

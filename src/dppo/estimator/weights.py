@@ -16,13 +16,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dppo._checks import Floats, finite, reject, same_shape
-from dppo.errors import UnsupportedLossError
+from dppo._checks import Floats, finite, natural, one_of, reject, same_shape
+from dppo.errors import InvalidInputError, UnsupportedLossError
 from dppo.types import check_inclusion
 
 __all__ = ["Denominator", "gradient_factor", "loss_denominator", "two_phase_inclusion"]
 
 Kind = Literal["rows", "generation tokens", "micro-batch tokens"]
+KINDS: tuple[Kind, ...] = ("rows", "generation tokens", "micro-batch tokens")
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,12 @@ def gradient_factor(
         >>> gradient_factor([2.0], "rows", rows=1, full_rows=4, tokens=3, full_tokens_N=[9]).item()
         0.5
     """
+    one_of("kind", kind, KINDS)
     weight = finite("weight_N", weight_N, ndim=1)
     reject("weight_N", weight, weight < 0, "must be >= 0")
+    if natural("full_rows", full_rows) == 0 or natural("rows", rows) == 0:
+        raise InvalidInputError(f"rows={rows} and full_rows={full_rows} must be at least 1")
+    natural("tokens", tokens)
     if kind == "rows":
         return weight * (rows / full_rows)
     if kind == "generation tokens":
@@ -134,8 +139,8 @@ def two_phase_inclusion(pi_prompt_P: ArrayLike, pi_completion_PG: ArrayLike) -> 
         >>> two_phase_inclusion([0.5], [[0.5, 1.0]]).tolist()
         [[0.25, 0.5]]
     """
-    prompt = check_inclusion(pi_prompt_P)
+    prompt = check_inclusion(pi_prompt_P, name="pi_prompt_P", ndim=1)
     reject("pi_prompt_P", prompt, prompt == 0, "must be > 0: the prompt was rolled out")
-    completion = check_inclusion(pi_completion_PG)
+    completion = check_inclusion(pi_completion_PG, name="pi_completion_PG", ndim=2)
     same_shape("pi_prompt_P", prompt, completion.shape[:1])
     return prompt[:, None] * completion

@@ -61,7 +61,7 @@ def log_decision(trainer: Any) -> None:
         logged[f"dppo/dropped/{reason}"].append(float(np.mean(counts)))
     trainer._notices.live(of_pruner["completions/live"], decision.choices[0].dropped)
     if trainer.args.prunes:
-        trainer._totals.add(decision, of_pruner["weight/ess"])
+        trainer._totals.add(decision, of_pruner.get("weight/ess"))
     else:
         trainer._totals.add_unpruned(decision.rows.completion_tokens)
     if trainer.log_completions:

@@ -24,8 +24,8 @@ class Totals:
             self._counts[f"completion_tokens_{kind}"] += int(completion_tokens.sum())
             self._counts[f"completions_{kind}"] += completion_tokens.size
 
-    def add(self, decision: Decision, sample_size: float) -> None:
-        """A pruned generation, with the effective sample size of its survivors (a share)."""
+    def add(self, decision: Decision, sample_size: float | None) -> None:
+        """A pruned generation, with the effective sample size (a share) of its survivors, if any."""
         skipped = decision.tokens_by_reason()
         generated = int(decision.rows.completion_tokens.sum())
         kept = float(np.mean([c.kept.sum() for c in decision.choices]))
@@ -35,7 +35,7 @@ class Totals:
         self._counts["completions_trained"] += kept
         for reason, tokens in skipped.items():
             self._skipped[reason] += tokens
-        if not np.isnan(sample_size):
+        if sample_size is not None:
             self._sample_size.append(sample_size)
 
     def to_dict(self, seconds: dict[str, float]) -> dict[str, Any]:
