@@ -40,7 +40,9 @@ def as_array(name: str, value: ArrayLike) -> NDArray[Any]:
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise InvalidInputError(f"{name} must be a regular array, got {value!r:.80}") from error
+        raise InvalidInputError(
+            f"{name} must be a regular array, got {value!r:.80}: {error}"
+        ) from error
 
 
 def as_bools(name: str, value: ArrayLike, shape: Sequence[int] | None = None) -> Bools:

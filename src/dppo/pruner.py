@@ -166,17 +166,13 @@ class Pruner:
         Raises:
             ConfigurationError: The seed or an option differs; the message names it.
         """
-        mine = self.state_dict()
-        if not isinstance(state, dict) or not isinstance(state.get("config"), dict):
-            raise ConfigurationError(f"not a saved state of a pruner: {state!r:.100}")
-        changed = [f"version {state.get('version')!r} -> 1"] if state.get("version") != 1 else []
-        if state.get("seed") != self.seed:
-            changed.append(f"seed {state.get('seed')!r} -> {self.seed!r}")
-        saved: dict[str, Any] = state.get("config", {})
-        for name in sorted(saved.keys() | mine["config"].keys()):
-            before, now = saved.get(name), mine["config"].get(name)
-            if before != now:
-                changed.append(f"{name} {before!r} -> {now!r}")
+        saved = _flat(state)
+        mine = _flat(self.state_dict())
+        changed = [
+            f"{name} {saved.get(name)!r} -> {mine.get(name)!r}"
+            for name in sorted(saved.keys() | mine.keys())
+            if saved.get(name) != mine.get(name)
+        ]
         if changed:
             raise ConfigurationError(
                 "the saved pruning state belongs to another configuration: " + "; ".join(changed)
@@ -236,3 +232,11 @@ class Pruner:
         if weighted.size:
             of_pass["weight/ess"] = effective_sample_size(weighted) / weighted.size
         self._metrics.append(of_pass)
+
+
+def _flat(state: Any) -> dict[str, Any]:
+    """A pruner's state with the options on the level of the rest."""
+    try:
+        return {**state["config"], "seed": state["seed"], "version": state["version"]}
+    except (KeyError, TypeError):
+        raise ConfigurationError(f"not a saved state of a pruner: {state!r:.100}") from None

@@ -87,13 +87,13 @@ def test_reward_is_needed_with_own_data(here):
 
 def test_reward_needs_an_absent_column(here):
     message = _refused(*QUESTIONS, "--reward", "some_rewards:exact", "--eval-prompts", "0")
-    assert "exact needs solution" in message
+    assert "'exact' needs solution" in message
     assert "prompt, answer" in message
 
 
 def test_reward_without_kwargs(here):
     message = _refused(*QUESTIONS, "--reward", "some_rewards:closed", "--eval-prompts", "0")
-    assert "closed must accept **kwargs" in message
+    assert "'closed' must accept **kwargs" in message
     assert "trainer_state" in message
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from dppo.cli.rewards import Reward, reward_name
+from dppo._rewards import callable_name
+from dppo.cli.rewards import Reward
 from dppo.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _score(
         scores = list(asyncio.run(scores) if inspect.iscoroutine(scores) else scores)
         if len(scores) != len(batch):
             raise InvalidInputError(
-                f"reward {reward_name(reward)} returned {len(scores)} values for {len(batch)} "
+                f"reward {callable_name(reward)} returned {len(scores)} values for {len(batch)} "
                 "completions"
             )
         per_function.append(scores)

@@ -9,19 +9,10 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from dppo._rewards import check_signature
 from dppo.errors import ConfigurationError
 
 Reward = Callable[..., Any]
-
-_ALWAYS_PASSED = (
-    "prompts",
-    "completions",
-    "completion_ids",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-)
-_NOT_PASSED = {"prompt", "completion", "completion_ids"}
 
 
 def load_rewards(names: Sequence[str]) -> list[Reward]:
@@ -47,11 +38,6 @@ def load_rewards(names: Sequence[str]) -> list[Reward]:
     return found
 
 
-def reward_name(reward: Reward) -> str:
-    """The name to print for a reward function."""
-    return getattr(reward, "__name__", type(reward).__name__)
-
-
 def check_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> None:
     """Checks that every reward function can be called with what TRL will pass.
 
@@ -63,25 +49,12 @@ def check_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> None:
         ConfigurationError: If one needs a column that is not there, or has no `**kwargs` and
             does not take everything that is passed.
     """
-    passed = [*_ALWAYS_PASSED, *(name for name in columns if name not in _NOT_PASSED)]
     problems = []
     for reward in rewards:
-        parameters = inspect.signature(reward).parameters.values()
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        absent = [p.name for p in named if p.default is p.empty and p.name not in passed]
-        absent = [name for name in absent if name != "environments"]
-        if absent:
-            problems.append(
-                f"reward {reward_name(reward)} needs {', '.join(absent)}, which the data set does "
-                f"not have; its columns are {', '.join(columns)}"
-            )
-        refused = [name for name in passed if name not in {p.name for p in named}]
-        if refused and not open_ended:
-            problems.append(
-                f"reward {reward_name(reward)} must accept **kwargs; it will be called with "
-                f"{', '.join(passed)}"
-            )
+        try:
+            check_signature(reward, columns)
+        except ConfigurationError as error:
+            problems.append(str(error))
     if problems:
         raise ConfigurationError("\n".join(problems))
 

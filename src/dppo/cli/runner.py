@@ -18,12 +18,12 @@ from transformers.utils.logging import (
     is_progress_bar_enabled,
 )
 
+from dppo._rewards import callable_name
 from dppo.cli.callback import RunCallback
 from dppo.cli.data import BUILTIN
 from dppo.cli.evaluate import Evaluation, evaluate
 from dppo.cli.files import MetricsFile, write_json
 from dppo.cli.progress import ProgressReporter
-from dppo.cli.rewards import reward_name
 from dppo.cli.summary import make_summary, summary_lines
 from dppo.cli.train import Job, checkpoint_step
 from dppo.errors import ConfigurationError
@@ -173,7 +173,7 @@ def _evaluate(job: Job, trainer: DPPOTrainer, reporter: ProgressReporter) -> Eva
 
 
 def _run_options(job: Job) -> dict[str, Any]:
-    return {**job.run, "reward": [reward_name(reward) for reward in job.rewards]}
+    return {**job.run, "reward": [callable_name(reward) for reward in job.rewards]}
 
 
 @contextmanager

@@ -5,20 +5,16 @@ be passed (before any work), and that what it returns are numbers.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
-from trl.trainer.utils import get_callable_name, is_async_callable
+from trl.trainer.utils import is_async_callable
 
-from dppo.errors import ConfigurationError, InvalidInputError
-
-ALWAYS_PASSED = (
-    *("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"),
-)
+from dppo._rewards import callable_name, check_signature
+from dppo.errors import InvalidInputError
 
 
 def checked_rewards(reward_funcs: Any, columns: Iterable[str] | None) -> Any:
@@ -40,41 +36,9 @@ def checked_rewards(reward_funcs: Any, columns: Iterable[str] | None) -> Any:
     return [checked(func) if _is_plain(func) else func for func in listed]
 
 
-def check_signature(func: Callable[..., Any], columns: Iterable[str] | None) -> None:
-    """Refuse a function that lacks **kwargs for what it will be passed, or needs what it won't.
-
-    Raises:
-        ConfigurationError: The message lists what will be passed.
-    """
-    try:
-        parameters = inspect.signature(func).parameters.values()
-    except (TypeError, ValueError):
-        return  # a builtin without a signature: the call itself will tell
-    if columns is None:
-        passed = list(ALWAYS_PASSED)
-    else:
-        passed = [*ALWAYS_PASSED, *(c for c in columns if c not in ("prompt", "completion"))]
-    name = get_callable_name(func)
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    surplus = [key for key in passed if key not in named]
-    if surplus and not takes_any:
-        raise ConfigurationError(
-            f"reward function {name!r} has no **kwargs, but will be passed {', '.join(surplus)} "
-            f"besides what it names; add **kwargs (all that is passed: {', '.join(passed)})"
-        )
-    needed = {p.name for p in parameters if p.default is p.empty and p.name in named}
-    missing = sorted(needed - set(passed) - {"environments"})
-    if missing and columns is not None:
-        raise ConfigurationError(
-            f"reward function {name!r} needs {', '.join(missing)}, which the data set does not "
-            f"have; passed are {', '.join(passed)}"
-        )
-
-
 def checked(func: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, its result checked and made a list of floats and None."""
-    name = get_callable_name(func)
+    name = callable_name(func)
 
     @functools.wraps(func, updated=())
     def sync_checked(*args: Any, **kwargs: Any) -> list[float | None]:

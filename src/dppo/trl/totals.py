@@ -25,7 +25,7 @@ class Totals:
             self._counts[f"completions_{kind}"] += completion_tokens.size
 
     def add(self, decision: Decision, sample_size: float | None) -> None:
-        """A pruned generation, with the effective sample size (a share) of its survivors, if any."""
+        """A pruned generation, with the effective sample size of its survivors as a share."""
         skipped = decision.tokens_by_reason()
         generated = int(decision.rows.completion_tokens.sum())
         kept = float(np.mean([c.kept.sum() for c in decision.choices]))

@@ -279,7 +279,7 @@ class DPPOTrainer(GRPOTrainer):
                 "the host gave an advantage to a completion that pruning took for inert; its "
                 "gradient would be lost. Set completion_keep=1.0 and report this"
             )
-        assumed = torch.from_numpy(choice.advantages.ravel()[mine]).to(host)
+        assumed = torch.tensor(choice.advantages.ravel()[mine]).to(host)
         self._notices.drift((host - assumed).abs().max().item(), host.abs().max().item())
         output["advantages"] = host
 

@@ -1,6 +1,6 @@
 """Time `Pruner.select_completions` on 1e4, 1e5 and 1e6 rows.
 
-python benchmarks/select.py --json select.json
+python benchmarks/selection_time.py --json select.json
 """
 
 import argparse
