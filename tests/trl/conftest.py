@@ -24,18 +24,20 @@ def _silence_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
 
 
-def tiny_model(seed: int = 0, **overrides: Any) -> Qwen3ForCausalLM:
+def tiny_model(
+    seed: int = 0, *, vocab: int | None = None, positions: int = 128, **overrides: Any
+) -> Qwen3ForCausalLM:
     """A random Qwen3 of some thousand parameters, weights large enough for ratios to move."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=len(load_builtin_tokenizer()),
+        vocab_size=vocab or len(load_builtin_tokenizer()),
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,
-        max_position_embeddings=128,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         **overrides,
     )
@@ -99,7 +101,7 @@ def host_trainer(
     return _build(kind, GRPOConfig, tmp_path, model, reward, overrides)
 
 
-def _build(
+def _build(  # noqa: PLR0917 - of no one else's concern
     kind: type, config_kind: type, tmp_path: Any, model: Any, reward: Any, overrides: dict[str, Any]
 ) -> Any:
     given = {name: overrides.pop(name) for name in OF_THE_TRAINER if name in overrides}

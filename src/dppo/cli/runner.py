@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -184,6 +185,8 @@ def _readable_output() -> Iterator[None]:
     handler.setFormatter(logging.Formatter("note: %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    # Of the host's own default values, which nobody here has set.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     if not sys.stderr.isatty():
         disable_progress_bar()  # of loading and saving weights
     try:

@@ -107,7 +107,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     lines = [_reward_line(summary), *_time_lines(summary), *_token_lines(summary)]
     share = summary.get("effective_sample_size")
     if share is not None:
-        lines.append(f"ESS      {share:.2f} of the kept completions, mean over steps")
+        lines.append(f"ESS      {share:.2f} of the kept completions, mean over generations")
     if summary["resumed_from_step"] is not None:
         lines.append(f"resumed  from step {summary['resumed_from_step']}; counted since then")
     if summary["interrupted"]:

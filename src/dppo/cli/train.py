@@ -80,7 +80,9 @@ def prepare(arguments: Sequence[str]) -> Job:
     settings = with_defaults(read_settings(arguments, run_options=OPTIONS))
     missing = config_fields().missing
     if missing:
-        raise ConfigurationError(f"{', '.join(missing)} not installed: pip install 'dppo[tasks]'")
+        raise ConfigurationError(
+            f"{', '.join(missing)} not installed; install dppo with its extra 'tasks'"
+        )
     batch = batch_settings(settings.config)
     shape = batch_shape(batch)
     check_checkpoint(settings.config.get("resume_from_checkpoint"))

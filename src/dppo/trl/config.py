@@ -27,8 +27,9 @@ class DPPOConfig(GRPOConfig):
     Parameters:
         completion_keep (`float` or `str`, *optional*, defaults to `0.5`):
             Expected share of the live training cost that is kept. `1.0` switches pruning off: the
-            host's own code runs, bit for bit. `"shadow"` decides and logs what pruning would save
-            but trains on everything.
+            host's own code runs, bit for bit. `"shadow"` decides and logs what a rate of 0.5 would
+            save but trains on everything; `"shadow:0.25"` tries another rate. The rules
+            `"threshold"` and `"inert"` have no use for the rate itself.
         completion_rule (`str`, *optional*, defaults to `"proportional"`):
             `"proportional"` to the assumed gradient norm per square root of cost; `"threshold"`,
             the paper's rule; `"uniform"`; `"inert"`, lossless: only completions without a gradient
@@ -67,7 +68,8 @@ class DPPOConfig(GRPOConfig):
         default=0.5,
         metadata={
             "help": "Expected share of the live training cost that is kept, in (0, 1]. 1.0: "
-            "pruning off. 'shadow': decide and log, but train on everything."
+            "pruning off. 'shadow' or 'shadow:0.25': decide and log what that rate (0.5) would "
+            "save, but train on everything."
         },
     )
     completion_rule: str = field(
@@ -109,6 +111,7 @@ class DPPOConfig(GRPOConfig):
             raise ConfigurationError(f"max_prompt_length={self.max_prompt_length}: must be >= 1")
         if self.bf16 is None and not self.fp16 and not _has_accelerator():
             self.bf16 = False
+            self.dataloader_pin_memory = False  # there is nothing to pin it for
             logger.info("no accelerator found: training in float32 (set bf16=True to override)")
         super().__post_init__()
         if self.prunes:
@@ -118,7 +121,7 @@ class DPPOConfig(GRPOConfig):
     @property
     def prunes(self) -> bool:
         """Whether completions are pruned; not in shadow mode."""
-        return self.completion_keep not in (1.0, "shadow")
+        return isinstance(self.completion_keep, float) and self.completion_keep != 1
 
     @property
     def decides(self) -> bool:
@@ -138,10 +141,13 @@ class DPPOConfig(GRPOConfig):
         return self.pad_to_multiple_of
 
     def prune_config(self) -> PruneConfig:
-        """The options of the `Pruner`. In shadow mode the rate is the default one."""
+        """The options of the `Pruner`."""
         keep = self.completion_keep
+        if not isinstance(keep, float):
+            _, _, rate = str(keep).partition(":")
+            keep = float(rate) if rate else PruneConfig.completion_keep
         return PruneConfig(
-            completion_keep=keep if isinstance(keep, float) else PruneConfig.completion_keep,
+            completion_keep=keep,
             completion_rule=self.completion_rule,
             completion_prune_rate=self.completion_prune_rate,
             sampling_design=self.sampling_design,
@@ -155,15 +161,18 @@ def _completion_keep(value: float | str | None) -> float | str:
             "completion_keep='auto' is not in this version; give a rate such as 0.5, 'shadow' to "
             "see what a rate would save, or 1.0 to switch pruning off"
         )
-    if value == "shadow":
-        return value
     try:
         if isinstance(value, bool) or value is None:
             raise TypeError
+        if isinstance(value, str) and value.startswith("shadow"):
+            mode, colon, rate = value.partition(":")
+            if mode != "shadow" or (colon and not 0 < float(rate) < 1):
+                raise ValueError
+            return value
         return float(value)
     except (TypeError, ValueError):
         raise ConfigurationError(
-            f"completion_keep must be a number in (0, 1] or 'shadow', got {value!r}"
+            f"completion_keep must be a number in (0, 1], 'shadow' or 'shadow:RATE', got {value!r}"
         ) from None
 
 

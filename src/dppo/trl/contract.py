@@ -53,7 +53,7 @@ def check_host() -> None:
         installed = version("trl")
     except PackageNotFoundError:
         raise UnsupportedHostError(
-            "dppo.trl needs TRL, which is not installed: pip install 'dppo[trl]'"
+            "dppo.trl needs TRL, which is not installed; install dppo with its extra 'trl'"
         ) from None
     check_version(installed)
     from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: PLC0415 - its version fits

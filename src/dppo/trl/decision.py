@@ -82,6 +82,10 @@ class Decision:
             "live_tokens": float((tokens * live).sum()),
         }
 
+    def kept_per_micro_step(self) -> float:
+        """Mean number of survivors per micro-step, empty ones included, all ranks."""
+        return sum(int(c.kept.sum()) for c in self.choices) / len(self.micro_batches)
+
     def tokens_by_reason(self) -> dict[str, float]:
         """Completion tokens not trained on, by reason, averaged over the passes."""
         tokens = self.rows.completion_tokens

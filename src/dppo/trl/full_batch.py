@@ -63,7 +63,8 @@ def host_metrics(
     if host.beta != 0:
         corrected = host.args.use_bias_correction_kl
         values["kl"] = (kl(inputs, scores, ratio, corrected=corrected), LIVE_TOKENS)
-    over = ALL_ROWS if ratio.shape[1] == 1 else ALL_TOKENS
+    # By the level, not by the shape: completions of one token also have one column.
+    over = ALL_ROWS if host.importance_sampling_level == "sequence" else ALL_TOKENS
     advantages = inputs["advantages"]
     advantages = advantages[:, None] if advantages.dim() == 1 else advantages
     if host.loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo"):

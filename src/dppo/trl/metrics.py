@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from dppo.pruner import DROP_REASONS
 
-_OF_A_BATCH = ("kl", "entropy", "clip_ratio/", "cispo_clip_ratio", "vespo/", "policy_loss")
-"""The host's metrics that are means over the rows it was given."""
+_OF_A_BATCH = ("kl", "entropy", "cispo_clip_ratio", "policy_loss")
+_OF_A_BATCH_PREFIX = ("clip_ratio/", "vespo/")
+"""The host's metrics that are statistics of the rows it was given. All move to `dppo/kept/*`; those
+that `full_batch.host_metrics` can estimate come back under their own names."""
 
 
 @contextmanager
@@ -20,7 +22,7 @@ def of_survivors(trainer: Any) -> Iterator[None]:
     logged = trainer._metrics["train"]
     before = {name: len(values) for name, values in logged.items()}
     yield
-    for name in [n for n in logged if n.startswith(_OF_A_BATCH)]:
+    for name in [n for n in logged if n in _OF_A_BATCH or n.startswith(_OF_A_BATCH_PREFIX)]:
         new = logged[name][before.get(name, 0) :]
         del logged[name][before.get(name, 0) :]
         if not logged[name]:
@@ -60,6 +62,8 @@ def log_decision(trainer: Any) -> None:
         counts = [choice.dropped[reason] for choice in decision.choices]
         logged[f"dppo/dropped/{reason}"].append(float(np.mean(counts)))
     trainer._notices.live(of_pruner["completions/live"], decision.choices[0].dropped)
+    per_step = decision.kept_per_micro_step() * trainer.args.gradient_accumulation_steps
+    trainer._notices.few(per_step)
     if trainer.args.prunes:
         trainer._totals.add(decision, of_pruner.get("weight/ess"))
     else:
@@ -79,13 +83,15 @@ def log_unweighted(trainer: Any, local_rows: int) -> None:
         trainer._logs["extra"]["dropped"].extend([""] * count)
 
 
-def log_step(trainer: Any) -> None:
-    """Metrics of an optimizer step whose last micro-step has run."""
-    logged = trainer._metrics["train"]
+def log_times(trainer: Any) -> None:
+    """Seconds per phase of an optimizer step that is over."""
     for phase, seconds in trainer.clock.since_last().items():
-        logged[f"dppo/time/{phase}"].append(seconds)
-    if not trainer.args.prunes:
-        return
+        trainer._metrics["train"][f"dppo/time/{phase}"].append(seconds)
+
+
+def log_step(trainer: Any) -> None:
+    """Estimates over an optimizer step whose last micro-step has run."""
+    logged = trainer._metrics["train"]
 
     def over_ranks(values: list[float]) -> list[float]:
         local = torch.tensor(values, dtype=torch.float32, device=trainer.accelerator.device)
@@ -107,6 +113,5 @@ def log_grad_norm(trainer: Any, norm: float) -> None:
     factor = 1.0 if limit <= 0 or norm <= limit else limit / norm
     logged = trainer._metrics["train"]
     logged["dppo/clip/factor"].append(factor)
-    losses = logged.get("dppo/kept/loss")
-    if losses:
-        trainer._notices.zero_loss(losses[-1], norm)
+    trainer._notices.zero_loss(float(trainer._window_loss), norm)
+    trainer._window_loss = 0.0

@@ -11,6 +11,9 @@ logger = logging.getLogger(__name__)
 SILENT_GENERATIONS = 10
 """Generations in a row without a gradient after which a warning is due."""
 
+FEW = 4
+"""Survivors of an optimizer step below which a warning is due."""
+
 HOST_TOLERANCE = 1e-2
 """Relative difference of advantages that float32 rounding of rewards explains."""
 
@@ -61,6 +64,15 @@ class Notices:
                 "Nothing is learned from them: vary the difficulty of the prompts, the group size "
                 "or the temperature (constant groups), or max_completion_length (truncated ones)",
                 stacklevel=2,
+            )
+
+    def few(self, kept: float) -> None:
+        """Legal, but hardly what was meant."""
+        if 0 < kept < FEW and self._first("few"):
+            logger.warning(
+                "an optimizer step trains on %.0f completions only: its gradient is unbiased but "
+                "very noisy. Raise completion_keep or the batch",
+                kept,
             )
 
     def zero_loss(self, loss: float, grad_norm: float) -> None:

@@ -5,6 +5,7 @@ be passed (before any work), and that what it returns are numbers.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
@@ -64,13 +65,13 @@ def check_result(name: str, result: Any, expected: int) -> list[float | None]:
     if isinstance(result, str) or not isinstance(result, Iterable):
         result = [result]
     rewards = [r.item() if isinstance(r, torch.Tensor | np.generic) else r for r in result]
-    numbers = [r is None or isinstance(r, Real) for r in rewards]
+    numbers = [r is None or (isinstance(r, Real) and not math.isinf(r)) for r in rewards]
     if len(rewards) != expected or not all(numbers):
         odd = next((r for r, ok in zip(rewards, numbers, strict=True) if not ok), None)
         detail = "" if odd is None else f", among them {odd!r} ({type(odd).__name__})"
         raise InvalidInputError(
-            f"reward function {name!r} returned {len(rewards)} values{detail}, but one number or "
-            f"None for each of {expected} completions was expected"
+            f"reward function {name!r} returned {len(rewards)} values{detail}, but a finite number "
+            f"or None for each of {expected} completions was expected"
         )
     return [None if r is None else float(r) for r in rewards]
 

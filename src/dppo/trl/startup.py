@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from datasets import Dataset
@@ -18,6 +19,7 @@ from dppo.errors import ConfigurationError
 from dppo.trl import prompts
 from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
+from dppo.trl.reward_contract import checked_rewards
 
 logger = logging.getLogger(__name__)
 
@@ -25,62 +27,74 @@ logger = logging.getLogger(__name__)
 class StepClock(TrainerCallback):
     """Counts what an optimizer step spends outside rollout, scoring and pruning as training."""
 
-    def __init__(self, clock: PhaseClock) -> None:
-        self.clock = clock
+    def __init__(self, clock: PhaseClock, when_over: Callable[[], None]) -> None:
+        self.clock, self.when_over = clock, when_over
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first micro-step begins."""
         self.clock.enter("train")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimizer has stepped."""
+        """The optimizer has stepped; what is logged now is still of this step."""
         self.clock.enter("idle")
+        self.when_over()
 
 
-def check_dataset(
-    dataset: Any, *, model: Any, args: DPPOConfig, tokenizer: Any, tools: Any, measurable: bool
-) -> Any:
-    """Check the prompt column and the prompt lengths; return the data set to train on.
+def checked(given: dict[str, Any]) -> dict[str, Any]:
+    """Check the arguments of the trainer before weights are loaded.
 
     Args:
-        dataset: As given to the trainer.
-        model: A name, a path or a model.
-        args: The configuration.
-        tokenizer: As given; loaded from `model` if None.
-        tools: As given, for the chat template.
-        measurable: Whether the data set's prompts are what the model will see (not with an
-            environment or a rollout function).
+        given: By the names of `GRPOTrainer`.
+
+    Returns:
+        The same, reward functions wrapped, prompts that do not fit left out if so configured.
 
     Raises:
-        ConfigurationError: See `prompts`.
+        ConfigurationError: See `prompts` and `reward_contract`.
     """
-    if dataset is None or not measurable:
-        return dataset
-    prompts.check_prompt_column(dataset)
-    config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    dataset = given.get("train_dataset")
+    own_data = bool(given.get("environment_factory"))  # the prompts come from the environments
+    rollout_func = given.get("rollout_func")  # what it returns is passed to reward functions, too
+    if dataset is not None and not own_data:
+        prompts.check_prompt_column(dataset)
+        if not rollout_func:
+            dataset = _fitting(dataset, given)
+    columns = getattr(dataset, "column_names", None)
+    if own_data or rollout_func or not isinstance(columns, list):
+        columns = None
+    rewards = checked_rewards(given.get("reward_funcs"), columns)
+    return {**given, "train_dataset": dataset, "reward_funcs": rewards}
+
+
+def _fitting(dataset: Any, given: dict[str, Any]) -> Any:
+    """The data set without, or refused for, prompts that leave no room for a completion."""
+    model, args, tokenizer = given["model"], given["args"], given.get("processing_class")
+    remote = {"trust_remote_code": args.trust_remote_code}
+    config = model.config if not isinstance(model, str) else _config(model, args, remote)
     limit = prompts.prompt_limit(
         getattr(config.get_text_config(), "max_position_embeddings", None),
         max_prompt=args.max_prompt_length,
         max_completion=args.max_completion_length or 0,
     )
-    if limit is None or not isinstance(dataset, Dataset) or "image" in str(dataset.column_names):
+    if limit is None or not isinstance(dataset, Dataset):
         return dataset
+    if {"image", "images"} & set(dataset.column_names):
+        return dataset  # images take a number of tokens that only the host knows
     if tokenizer is None:
         name = model if isinstance(model, str) else get_config_model_id(config)
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=args.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(name, **remote)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return dataset  # a processor: images take a number of tokens that only it knows
-    template: dict[str, Any] = {"tools": tools or None}
+        return dataset
+    template: dict[str, Any] = {"tools": given.get("tools") or None}
     if isinstance(args.chat_template_kwargs, dict):
         template |= args.chat_template_kwargs
     lengths = prompts.prompt_lengths(dataset, tokenizer, template)
     return prompts.fitting_prompts(dataset, lengths, limit=limit, action=args.overlong_prompts)
 
 
-def reward_columns(dataset: Any, *, own_data: bool) -> list[str] | None:
-    """Columns that reward functions will be passed; None if that cannot be known."""
-    columns = getattr(dataset, "column_names", None)
-    return None if own_data or not isinstance(columns, list) else columns
+def _config(model: str, args: DPPOConfig, remote: dict[str, Any]) -> Any:
+    options = args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}
+    return AutoConfig.from_pretrained(model, revision=options.get("revision"), **remote)
 
 
 def check_model(trainer: Any) -> None:
@@ -123,7 +137,10 @@ def active_dropout(model: nn.Module) -> list[str]:
     entries = [
         f"config.{name}"
         for name, rate in rates
-        if name.endswith(("dropout", "pdrop")) and isinstance(rate, float) and rate > 0
+        if name.endswith(("dropout", "pdrop"))
+        and not name.startswith(("summary_", "classifier_"))
+        and isinstance(rate, float)
+        and rate > 0
     ]
     names = entries + modules
     return names[:5] + ([f"{len(names) - 5} more"] if len(names) > 5 else [])

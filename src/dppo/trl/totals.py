@@ -11,7 +11,7 @@ from dppo.trl.decision import Decision
 
 
 class Totals:
-    """Sums over generations, all ranks. Tokens are completion tokens; passes are averaged."""
+    """Sums over generations and ranks. Tokens are completion tokens; passes are averaged."""
 
     def __init__(self) -> None:
         self._counts: defaultdict[str, float] = defaultdict(float)

@@ -13,8 +13,10 @@ Where things happen:
 * `_prepare_inputs` hands out the micro-batches, `training_step` passes over empty ones.
 """
 
+import inspect
 import os
 import textwrap
+import time
 from collections import Counter
 from typing import Any
 
@@ -29,7 +31,7 @@ from trl.trainer.utils import (
     unsplit_pixel_values_by_grid,
 )
 
-from dppo.errors import ConfigurationError, HostDriftError
+from dppo.errors import ConfigurationError
 from dppo.estimator.weights import loss_denominator
 from dppo.pruner import Pruner
 from dppo.trl import (
@@ -47,9 +49,9 @@ from dppo.trl.config import DPPOConfig
 from dppo.trl.decision import Decision, Rows, decide, signal
 from dppo.trl.gate import Gate, scale_gradient
 from dppo.trl.recorder import record_generation
-from dppo.trl.reward_contract import checked_rewards
 from dppo.trl.rollout import Rollout
 from dppo.trl.schedule import Geometry
+from dppo.trl.settle import settle
 from dppo.trl.totals import Totals
 
 __all__ = ["DPPOTrainer"]
@@ -117,27 +119,9 @@ class DPPOTrainer(GRPOTrainer):
                 f"args must be a DPPOConfig, got {type(args).__name__}; it takes all that "
                 "GRPOConfig takes"
             )
-        own_data = bool(kwargs.get("environment_factory"))
-        train_dataset = startup.check_dataset(
-            train_dataset,
-            model=model,
-            args=args,
-            tokenizer=processing_class,
-            tools=kwargs.get("tools"),
-            measurable=not (own_data or kwargs.get("rollout_func")),
-        )
-        columns = startup.reward_columns(train_dataset, own_data=own_data)
-        reward_funcs = checked_rewards(reward_funcs, columns)
-        super().__init__(
-            model,
-            reward_funcs,
-            args,
-            train_dataset,
-            eval_dataset,
-            processing_class,
-            *rest,
-            **kwargs,
-        )
+        first = (model, reward_funcs, args, train_dataset, eval_dataset, processing_class)
+        host = inspect.signature(super().__init__)
+        super().__init__(**startup.checked(host.bind(*first, *rest, **kwargs).arguments))
         contract.check_attributes(self)
         startup.check_model(self)
         self._shift_invariant = rows.shift_invariant(self.model.config)
@@ -150,10 +134,11 @@ class DPPOTrainer(GRPOTrainer):
         self._generation = 0
         self._rolled_out_at = -1
         self._window_position = 0
+        self._window_loss: Any = 0.0
         self._rollout: Rollout | None = None
         self._decision: Decision | None = None
         self._gate: Gate | None = None
-        self.add_callback(startup.StepClock(self.clock))
+        self.add_callback(startup.StepClock(self.clock, lambda: metrics.log_times(self)))
 
     # -- what happened, for whoever watches --------------------------------------------------------
 
@@ -174,8 +159,11 @@ class DPPOTrainer(GRPOTrainer):
             metrics.log_unweighted(self, len(inputs))
             return output
         self._rollout, self._decision = Rollout(inputs), None
-        output = super()._generate_and_score_completions(inputs)
-        rollout, self._rollout = self._rollout, None
+        rollout = self._rollout
+        try:
+            output = super()._generate_and_score_completions(inputs)
+        finally:
+            self._rollout = None
         if self.args.decides and self._decision is None:  # shadow: nothing ran early
             self._decision = self._decide(rollout)
         if self._decision is None:
@@ -183,7 +171,12 @@ class DPPOTrainer(GRPOTrainer):
             return output
         with self.clock.running("prune"):
             if self.args.prunes:
-                self._settle_advantages(output)
+                output["advantages"] = settle(
+                    output["advantages"],
+                    self._decision,
+                    rank=self.accelerator.process_index,
+                    notices=self._notices,
+                )
             metrics.log_decision(self)
         self._generation += 1
         return output
@@ -266,23 +259,6 @@ class DPPOTrainer(GRPOTrainer):
             accumulation=self.args.gradient_accumulation_steps,
         )
 
-    def _settle_advantages(self, output: dict[str, Any]) -> None:
-        """Dead groups get advantage exactly 0; the rest must be what the decision assumed."""
-        host = output["advantages"]
-        start = len(host) * self.accelerator.process_index
-        mine = slice(start, start + len(host))
-        choice, rows_N = self._plan.choices[0], self._plan.rows
-        host = host.masked_fill(torch.from_numpy(self._plan.dead_N[mine]).to(host.device), 0)
-        inert = ~choice.live.ravel()[mine] & (rows_N.loss_tokens[mine] > 0)
-        if (host[torch.from_numpy(inert).to(host.device)] != 0).any():
-            raise HostDriftError(
-                "the host gave an advantage to a completion that pruning took for inert; its "
-                "gradient would be lost. Set completion_keep=1.0 and report this"
-            )
-        assumed = torch.tensor(choice.advantages.ravel()[mine]).to(host)
-        self._notices.drift((host - assumed).abs().max().item(), host.abs().max().item())
-        output["advantages"] = host
-
     # -- micro-batches -----------------------------------------------------------------------------
 
     def _roll_out(self, generation_batch: Any) -> None:
@@ -305,8 +281,10 @@ class DPPOTrainer(GRPOTrainer):
             )
         )
         mask = full_batch.loss_mask(inputs)
-        self._density["real"] += int(inputs["prompt_mask"].sum() + inputs["completion_mask"].sum())
-        self._density["computed"] += inputs["prompt_ids"].numel() + mask.numel()
+        real = torch.from_numpy(micro_batch.rows_R != rows.PADDING)
+        for side in ("prompt_mask", "completion_mask"):
+            self._density["real"] += int(inputs[side].cpu()[real].sum())
+            self._density["computed"] += inputs[side].numel()
         gate = Gate.of(
             micro_batch,
             kind=loss_denominator(self.loss_type).kind,
@@ -319,8 +297,10 @@ class DPPOTrainer(GRPOTrainer):
         """Run a micro-step, or pass over it when none of its completions is left."""
         empty = False
         if self.args.prunes:
+            began = time.perf_counter()
             model.train()
             self._roll_out(inputs)
+            self._current_train_step_time += time.perf_counter() - began  # the host's `step_time`
             self._count_segment(self._position)
             empty = self._plan.micro_batches[self._position] is None
         if empty:
@@ -328,10 +308,12 @@ class DPPOTrainer(GRPOTrainer):
             loss = torch.zeros((), device=self.accelerator.device)
         else:
             loss = super().training_step(model, inputs, num_items_in_batch)
+        self._window_loss = self._window_loss + loss.detach()
         self._window_position += 1
         if self.accelerator.sync_gradients:
             self._window_position = 0
-            metrics.log_step(self)
+            if self.args.prunes:
+                metrics.log_step(self)
         return loss
 
     @property
@@ -453,9 +435,12 @@ class DPPOTrainer(GRPOTrainer):
                 os.path.join(self._get_output_dir(trial=trial), folder),
                 pruner=self.pruner,
                 generation=self._generation,
+                shadow=not self.args.prunes,
             )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.args.decides and checkpoint is not None:
-            self._generation = pruning_state.load(checkpoint, pruner=self.pruner)
+            self._generation = pruning_state.load(
+                checkpoint, pruner=self.pruner, shadow=not self.args.prunes
+            )
