@@ -20,7 +20,7 @@ from dppo._checks import (
     same_shape,
 )
 from dppo.errors import InvalidInputError
-from dppo.estimator.advantages import constant_groups, group_advantages
+from dppo.estimator.advantages import check_rewards, constant_groups, group_advantages
 from dppo.types import Selection
 
 DROP_REASONS = (
@@ -61,14 +61,14 @@ def make_batch(
     advantage_floor: float,
 ) -> Batch:
     """Check the arguments of `Pruner.select_completions` that describe the rows."""
-    adv = group_advantages(rewards_PG)
-    shape = adv.values_PG.shape
-    if dead_P is None:
-        dead = adv.scorable_P & constant_groups(rewards_PG)
-    else:
-        dead = as_bools("dead_P", dead_P, shape[:1])
+    rewards = check_rewards(rewards_PG)
+    shape = rewards.shape
+    scored = ~np.isnan(rewards)
+    scorable = scored.sum(axis=1) >= 2
+    equal = constant_groups(rewards_PG)
+    dead = scorable & equal if dead_P is None else as_bools("dead_P", dead_P, shape[:1])
     if advantages_PG is None:
-        advantages = adv.values_PG
+        advantages = group_advantages(rewards_PG).values_PG
     else:
         advantages = finite("advantages_PG", advantages_PG, ndim=2)
         same_shape("advantages_PG", advantages, shape)
@@ -85,17 +85,21 @@ def make_batch(
     live_PG = live_PG & ~masked
     return Batch(
         advantages_PG=advantages,
-        scored_PG=adv.scored_PG,
+        scored_PG=scored,
         live_PG=live_PG,
         cost_PG=_cost(lengths_PG, prompt_lengths_P, shape),
-        reason_PG=_reasons(rewards_PG, adv.scored_PG, dead, masked, live_PG),
+        reason_PG=_reasons(
+            live_PG,
+            masked,
+            unscorable=~scored | ~scorable[:, None],
+            dead=dead[:, None],
+            value=np.where(equal, np.fmax.reduce(rewards, axis=1), np.nan)[:, None],
+        ),
     )
 
 
-def prompt_inclusion(prompts: Selection | None, count: int) -> Floats:
+def prompt_inclusion(prompts: Selection, count: int) -> Floats:
     """Inclusion probability of each of the `count` prompts that were rolled out, shape (P,)."""
-    if prompts is None:
-        return np.ones(count)
     pi = prompts.pi[prompts.kept]
     if pi.shape != (count,):
         raise InvalidInputError(
@@ -138,18 +142,16 @@ def _cost(lengths: ArrayLike | None, prompts: ArrayLike | None, shape: tuple[int
     return np.maximum(cost, 1.0)  # an empty completion to an unknown prompt still takes a forward
 
 
-def _reasons(rewards_PG: ArrayLike, scored: Bools, dead: Bools, masked: Bools, live: Bools) -> Ints:
-    value = np.fmax.reduce(as_floats("rewards_PG", rewards_PG), axis=1, keepdims=True)
-    constant = np.broadcast_to(dead[:, None], live.shape)
-    equal = constant & constant_groups(rewards_PG)[:, None]
-    rules = (  # the first match wins
+def _reasons(live: Bools, masked: Bools, *, unscorable: Bools, dead: Bools, value: Floats) -> Ints:
+    """First rule that matches; `value` is the reward that a whole group has, NaN if it differs."""
+    rules = (
         (live, "sampled_out"),
         (masked, "masked"),
-        (~scored | (scored.sum(axis=1, keepdims=True) < 2), "unscorable"),
-        (equal & (value == 1), "all_right"),
-        (equal & (value == 0), "all_wrong"),
-        (constant, "constant"),
+        (unscorable, "unscorable"),
+        (dead & (value == 1), "all_right"),
+        (dead & (value == 0), "all_wrong"),
+        (dead, "constant"),
     )
     index = [DROP_REASONS.index(name) for _, name in rules]
-    other = DROP_REASONS.index("zero_advantage")
-    return np.select([where for where, _ in rules], index, other).astype(np.int64)
+    where = [np.broadcast_to(rule, live.shape) for rule, _ in rules]
+    return np.select(where, index, DROP_REASONS.index("zero_advantage")).astype(np.int64)

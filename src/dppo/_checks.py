@@ -20,7 +20,7 @@ def as_floats(name: str, value: ArrayLike, *, ndim: int | None = None) -> Floats
         array: NDArray[Any] = np.asarray(value)
         if array.dtype.kind not in "biuf":
             raise TypeError(f"dtype {array.dtype}")
-        floats = array.astype(np.float64)
+        floats = array.astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"{name} must be an array of real numbers: {error}") from error
     if ndim is not None and floats.ndim != ndim:

@@ -22,7 +22,12 @@ from dppo._batch import (
 from dppo._checks import Bools, Floats, natural
 from dppo.config import PruneConfig
 from dppo.errors import ConfigurationError
-from dppo.estimator.designs import generator, poisson, stratified_order, systematic
+from dppo.estimator.designs import (
+    generator,
+    poisson_kept,
+    stratified_order,
+    systematic_kept,
+)
 from dppo.estimator.diagnostics import effective_sample_size, pruning_variance
 from dppo.estimator.inclusion import (
     proportional_inclusion,
@@ -112,11 +117,11 @@ class Pruner:
             advantage_floor=advantage_floor,
         )
         shape = batch.live_PG.shape
-        pi_prompt_P = prompt_inclusion(prompts, shape[0])
+        pi_prompt_P = None if prompts is None else prompt_inclusion(prompts, shape[0])
         norm = completion_norms(
             batch.advantages_PG,
             surprisal=surprisal_PG,
-            weight_P=1 / pi_prompt_P,
+            weight_P=None if pi_prompt_P is None else 1 / pi_prompt_P,
             advantage_floor=advantage_floor,
             live=batch.live_PG,
             denominator=denominator_PG,
@@ -130,7 +135,8 @@ class Pruner:
                 pi, batch.advantages_PG, rows, key=(step, iteration, optimizer_step)
             )
         reason = np.where(kept, -1, batch.reason_PG)
-        selection = Selection(kept, two_phase_inclusion(pi_prompt_P, pi))
+        both = pi if pi_prompt_P is None else two_phase_inclusion(pi_prompt_P, pi)
+        selection = Selection(kept, both)
         choice = CompletionChoice(
             kept=selection.kept,
             pi=selection.pi,
@@ -150,11 +156,11 @@ class Pruner:
 
         `weight/ess` is missing if nothing was kept.
         """
-        names = dict.fromkeys(name for of_pass in self._metrics for name in of_pass)
-        return {
-            name: float(np.mean([of_pass[name] for of_pass in self._metrics if name in of_pass]))
-            for name in names
-        }
+        values: dict[str, list[float]] = {}
+        for of_pass in self._metrics:
+            for name, value in of_pass.items():
+                values.setdefault(name, []).append(value)
+        return {name: sum(of_passes) / len(of_passes) for name, of_passes in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
@@ -206,11 +212,11 @@ class Pruner:
             )
 
         if self.config.sampling_design == "poisson":
-            return poisson(pi[rows], rng("completion")).kept
+            return poisson_kept(pi[rows], rng("completion"))
         order = stratified_order(advantages, rng("order"))
         order = order[rows.ravel()[order]]
         place = np.cumsum(rows.ravel()) - 1  # index among the rows of this step
-        return systematic(pi[rows], rng("completion"), order=place[order]).kept
+        return systematic_kept(pi[rows], place[order], rng("completion"))
 
     def _remember(self, step: int, choice: CompletionChoice, cost: Floats) -> None:
         if step != self._metrics_step:

@@ -184,12 +184,12 @@ def every_choice(monkeypatch, call):
         probability, selection = outcomes[state["path"][number]]
         state["drawn"] += 1
         state["probability"] *= probability
-        return selection
+        return selection.kept
 
     monkeypatch.setattr(
-        dppo.pruner, "systematic", lambda pi, rng, order=None: draw("systematic", pi, order)
+        dppo.pruner, "systematic_kept", lambda pi, order, rng: draw("systematic", pi, order)
     )
-    monkeypatch.setattr(dppo.pruner, "poisson", lambda pi, rng: draw("poisson", pi))
+    monkeypatch.setattr(dppo.pruner, "poisson_kept", lambda pi, rng: draw("poisson", pi))
     while pending:
         state.update(path=pending.pop(), drawn=0, probability=1.0)
         result = call()

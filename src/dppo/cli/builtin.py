@@ -10,7 +10,7 @@ BUILTIN_CONFIG = {
     "beta": 0.0,
     "temperature": 1.0,
     "max_completion_length": 20,
-    "completion_keep": 0.25,
+    "completion_keep": 0.5,
     "gradient_checkpointing": False,
     "report_to": "none",
     "seed": 0,

@@ -20,7 +20,7 @@ from dppo._checks import Bools, Floats, as_floats, non_negative, not_empty, one_
 from dppo.errors import InvalidInputError
 from dppo.types import Advantages
 
-__all__ = ["constant_groups", "group_advantages"]
+__all__ = ["check_rewards", "constant_groups", "group_advantages"]
 
 SCALES = ("group", "batch", "none")
 
@@ -51,7 +51,7 @@ def group_advantages(
     """
     one_of("scale", scale, SCALES)
     epsilon = non_negative("epsilon", epsilon)
-    rewards = _check_rewards(rewards_PG)
+    rewards = check_rewards(rewards_PG)
     scored_PG = ~np.isnan(rewards)
     scorable_P = scored_PG.sum(axis=1) >= 2
     live_P = scorable_P & ~constant_groups(rewards_PG)
@@ -93,7 +93,7 @@ def constant_groups(rewards_PG: ArrayLike) -> Bools:
         >>> constant_groups([[0.1, 0.1, 0.1], [0.1, 0.1, 0.2]]).tolist()
         [True, False]
     """
-    rewards = _check_rewards(rewards_PG)
+    rewards = check_rewards(rewards_PG)
     enough = (~np.isnan(rewards)).sum(axis=1) >= 2
     high = np.fmax.reduce(rewards, axis=1)  # fmax and fmin pass over NaN
     low = np.fmin.reduce(rewards, axis=1)
@@ -108,7 +108,8 @@ def _dust(rewards_PG: ArrayLike) -> float:
     return 8 * float(np.finfo(dtype).eps)
 
 
-def _check_rewards(rewards_PG: ArrayLike) -> Floats:
+def check_rewards(rewards_PG: ArrayLike) -> Floats:
+    """Return the rewards as float64, shape (P, G); NaN is allowed, G = 1 and infinity are not."""
     rewards = as_floats("rewards_PG", rewards_PG, ndim=2)
     not_empty("rewards_PG", rewards)
     reject("rewards_PG", rewards, np.isinf(rewards), "must be finite or NaN (no score)")

@@ -121,9 +121,14 @@ def systematic(
     """
     probability = check_inclusion(pi)
     not_empty("pi", probability)
-    line = _line(probability.ravel(), _check_order(order, probability.size))
-    kept = _systematic(probability.ravel(), line, float(rng.random()))
+    order_N = _check_order(order, probability.size)
+    kept = systematic_kept(probability.ravel(), order_N, rng)
     return Selection(kept.reshape(probability.shape), probability)
+
+
+def systematic_kept(pi_N: Floats, order_N: Ints, rng: np.random.Generator) -> Bools:
+    """`systematic` on arguments that have been checked, flat."""
+    return _systematic(pi_N, _line(pi_N, order_N), float(rng.random()))
 
 
 def poisson(pi: ArrayLike, rng: np.random.Generator) -> Selection:
@@ -144,8 +149,12 @@ def poisson(pi: ArrayLike, rng: np.random.Generator) -> Selection:
     """
     probability = check_inclusion(pi)
     not_empty("pi", probability)
-    flip = _uniform(rng, probability.size).reshape(probability.shape) < probability
-    return Selection(flip, probability)
+    return Selection(poisson_kept(probability, rng), probability)
+
+
+def poisson_kept(pi: Floats, rng: np.random.Generator) -> Bools:
+    """`poisson` on probabilities that have been checked."""
+    return _uniform(rng, pi.size).reshape(pi.shape) < pi
 
 
 def outcomes(

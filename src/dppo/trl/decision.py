@@ -4,7 +4,9 @@ Suffixes: `_N` all rows of the generation in global order, `_B` rows of this ran
 group (the global order, reshaped: groups are contiguous), `_F` reward functions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,7 +63,7 @@ class Decision:
     """One for every pass over the generation."""
     dead_N: NDArray[np.bool_]
     rows: Rows
-    segments: list[Segment]
+    segments: Sequence[Segment]
     micro_step_N: NDArray[np.int64]
     micro_batches: list[MicroBatch | None]
     """This rank's, one for every micro-step; None where nothing is left to run."""
@@ -86,6 +88,7 @@ class Decision:
         """Mean number of survivors per micro-step, empty ones included, all ranks."""
         return sum(int(c.kept.sum()) for c in self.choices) / len(self.micro_batches)
 
+    @cached_property
     def tokens_by_reason(self) -> dict[str, float]:
         """Completion tokens not trained on, by reason, averaged over the passes."""
         tokens = self.rows.completion_tokens

@@ -55,12 +55,12 @@ def log_decision(trainer: Any) -> None:
     for name, value in of_pruner.items():
         logged[f"dppo/{name}"].append(value)
     generated = int(decision.rows.completion_tokens.sum())
-    skipped = decision.tokens_by_reason()
+    skipped = sum(decision.tokens_by_reason.values())
     logged["dppo/tokens/generated"].append(generated)
-    logged["dppo/tokens/trained"].append(generated - sum(skipped.values()))
+    logged["dppo/tokens/trained"].append(generated - skipped)
     for reason in DROP_REASONS:
         counts = [choice.dropped[reason] for choice in decision.choices]
-        logged[f"dppo/dropped/{reason}"].append(float(np.mean(counts)))
+        logged[f"dppo/dropped/{reason}"].append(sum(counts) / len(counts))
     trainer._notices.live(of_pruner["completions/live"], decision.choices[0].dropped)
     per_step = decision.kept_per_micro_step() * trainer.args.gradient_accumulation_steps
     trainer._notices.few(per_step)

@@ -10,7 +10,9 @@ their gradients are added up at the same parameters.
 Suffixes: `_N` all rows of a generation in global order, `_R` rows of a micro-batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -73,7 +75,8 @@ class Geometry:
         return self.steps_per_generation * self.iterations
 
 
-def segments(geometry: Geometry, *, window_left: int) -> list[Segment]:
+@lru_cache(maxsize=16)
+def segments(geometry: Geometry, *, window_left: int) -> tuple[Segment, ...]:
     """Cut the micro-steps of a generation at pass and optimizer-step boundaries.
 
     Args:
@@ -84,7 +87,7 @@ def segments(geometry: Geometry, *, window_left: int) -> list[Segment]:
     closing = np.arange(window_left, total + 1, geometry.accumulation)
     cuts = np.unique(np.concatenate(([0, total], np.arange(0, total, per_pass), closing)))
     cuts = cuts[cuts <= total]
-    return [
+    return tuple(
         Segment(
             first=first,
             last=last,
@@ -94,7 +97,7 @@ def segments(geometry: Geometry, *, window_left: int) -> list[Segment]:
             closes=bool((closing == last).any()) or last == total,
         )
         for first, last in pairwise(cuts.tolist())
-    ]
+    )
 
 
 def micro_step_of_rows(geometry: Geometry, *, seed: int, generation: int) -> Ints:
@@ -105,12 +108,14 @@ def micro_step_of_rows(geometry: Geometry, *, seed: int, generation: int) -> Int
     """
     rng = generator(seed, generation, stream="shuffle")
     key = rng.random(geometry.ranks * geometry.rows).reshape(geometry.ranks, geometry.rows)
-    place = np.argsort(np.argsort(key, axis=1, kind="stable"), axis=1, kind="stable")
-    return (place // geometry.micro_batch).ravel().astype(np.int64)
+    of_place = np.repeat(np.arange(geometry.steps_per_generation), geometry.micro_batch)
+    micro_step = np.empty(key.shape, dtype=np.int64)
+    np.put_along_axis(micro_step, np.argsort(key, axis=1, kind="stable"), of_place[None], axis=1)
+    return micro_step.ravel()
 
 
 def optimizer_step_of_rows(
-    micro_step_N: Ints, cut: list[Segment], geometry: Geometry, iteration: int
+    micro_step_N: Ints, cut: Sequence[Segment], geometry: Geometry, iteration: int
 ) -> Ints:
     """Optimizer step that trains each row in pass `iteration`, shape (N,)."""
     of_micro_step = np.empty(geometry.micro_steps, dtype=np.int64)

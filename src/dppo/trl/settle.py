@@ -1,5 +1,6 @@
 """The host's advantages, settled with the decision that was made before the host computed them."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,16 +24,16 @@ def settle(advantages_B: Tensor, decision: Decision, *, rank: int, notices: Noti
     Raises:
         HostDriftError: A row that was taken for inert has an advantage.
     """
-    start = len(advantages_B) * rank
-    mine = slice(start, start + len(advantages_B))
-    choice, device = decision.choices[0], advantages_B.device
-    settled = advantages_B.masked_fill(torch.tensor(decision.dead_N[mine], device=device), 0)
+    host = advantages_B.detach().cpu().numpy()
+    mine = slice(len(host) * rank, len(host) * (rank + 1))
+    choice, dead = decision.choices[0], decision.dead_N[mine]
+    settled = np.where(dead, host.dtype.type(0), host)
     inert = ~choice.live.ravel()[mine] & (decision.rows.loss_tokens[mine] > 0)
-    if (settled[torch.tensor(inert, device=device)] != 0).any():
+    if settled[inert].any():
         raise HostDriftError(
             "the host gave an advantage to a completion that pruning took for inert; its gradient "
             "would be lost. Set completion_keep=1.0 and report this"
         )
-    assumed = torch.tensor(choice.advantages.ravel()[mine]).to(settled)
-    notices.drift((settled - assumed).abs().max().item(), settled.abs().max().item())
-    return settled
+    difference = np.abs(settled - choice.advantages.ravel()[mine]).max()
+    notices.drift(float(difference), float(np.abs(settled).max()))
+    return torch.from_numpy(settled).to(advantages_B.device)

@@ -26,9 +26,9 @@ class Totals:
 
     def add(self, decision: Decision, sample_size: float | None) -> None:
         """A pruned generation, with the effective sample size of its survivors as a share."""
-        skipped = decision.tokens_by_reason()
+        skipped = decision.tokens_by_reason
         generated = int(decision.rows.completion_tokens.sum())
-        kept = float(np.mean([c.kept.sum() for c in decision.choices]))
+        kept = sum(int(c.kept.sum()) for c in decision.choices) / len(decision.choices)
         self._counts["completion_tokens_generated"] += generated
         self._counts["completion_tokens_trained"] += generated - sum(skipped.values())
         self._counts["completions_generated"] += decision.rows.completion_tokens.size
