@@ -3,12 +3,13 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dppo._checks import one_of, share
+from dppo._checks import natural, one_of, share
 from dppo.errors import ConfigurationError, InvalidInputError
 
-__all__ = ["COMPLETION_RULES", "SAMPLING_DESIGNS", "PruneConfig"]
+__all__ = ["COMPLETION_RULES", "PROMPT_RULES", "SAMPLING_DESIGNS", "PruneConfig"]
 
 COMPLETION_RULES = ("proportional", "threshold", "uniform", "inert")
+PROMPT_RULES = ("proportional", "threshold", "uniform")
 SAMPLING_DESIGNS = ("systematic", "poisson")
 
 
@@ -42,7 +43,25 @@ class PruneConfig:
     """"systematic": fixed kept count, 20-30 % less pruning variance. "poisson": independent."""
 
     prompt_keep: float = 1.0
-    """Share of the candidate prompts that is rolled out. This version takes 1.0 only."""
+    """Prompts rolled out per candidate prompt, in (0, 1]: `count` prompts are drawn from a window
+    of floor(count / prompt_keep + 1/2). 1.0 rolls all of them out."""
+
+    prompt_rule: str = "proportional"
+    """"proportional" to the predicted gradient norm per square root of cost; "threshold", the
+    paper's rule; "uniform", the baseline."""
+
+    prompt_prune_rate: float = 0.5
+    """The paper's r_q, for the rule "threshold" only: the relative size of a prompt whose |A| was
+    below average is 1 - r_q. In simulation 0.9 loses up to half of what it costs."""
+
+    advantage_scale: str = "group"
+    """How the host scales advantages ("group", "batch", "none"); what a prompt's history counts as
+    signal."""
+
+    observation_lag: int = 0
+    """Generations by which what was observed reaches the choice of prompts later than it could, so
+    that a loader that works ahead changes nothing: the window of generation g uses generations
+    up to g - 1 - lag."""
 
     def __post_init__(self) -> None:
         try:
@@ -51,15 +70,19 @@ class PruneConfig:
             share("completion_prune_rate", self.completion_prune_rate, zero=True, one=False)
             one_of("sampling_design", self.sampling_design, SAMPLING_DESIGNS)
             share("prompt_keep", self.prompt_keep)
+            one_of("prompt_rule", self.prompt_rule, PROMPT_RULES)
+            share("prompt_prune_rate", self.prompt_prune_rate, zero=True, one=False)
+            one_of("advantage_scale", self.advantage_scale, ("group", "batch", "none"))
+            natural("observation_lag", self.observation_lag)
         except InvalidInputError as error:
             raise ConfigurationError(str(error)) from error
-        for name in ("completion_keep", "completion_prune_rate", "prompt_keep"):
+        for name in (
+            "completion_keep",
+            "completion_prune_rate",
+            "prompt_keep",
+            "prompt_prune_rate",
+        ):
             object.__setattr__(self, name, float(getattr(self, name)))  # numpy's are not JSON
-        if self.prompt_keep != 1:
-            raise ConfigurationError(
-                f"prompt_keep={self.prompt_keep!r}: this version prunes completions only; "
-                "set prompt_keep=1.0"
-            )
 
     def to_dict(self) -> dict[str, Any]:
         """The options by name, JSON-ready."""

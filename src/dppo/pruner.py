@@ -20,6 +20,7 @@ from dppo._batch import (
     prompt_inclusion,
 )
 from dppo._checks import Bools, Floats, natural
+from dppo._prompt_phase import PromptIds, PromptPhase
 from dppo.config import PruneConfig
 from dppo.errors import ConfigurationError
 from dppo.estimator.designs import (
@@ -60,8 +61,61 @@ class Pruner:
     def __init__(self, config: PruneConfig, *, seed: int) -> None:
         self.config = config
         self.seed = natural("seed", seed)
+        self._prompts = PromptPhase(config, seed=self.seed)
         self._metrics: list[dict[str, float]] = []
         self._metrics_step = -1
+
+    def window_size(self, count: int) -> int:
+        """Candidates from which `count` prompts are drawn, floor(count / prompt_keep + 1/2)."""
+        return self._prompts.window_size(count)
+
+    def select_prompts(self, prompt_ids: PromptIds, *, count: int, step: int) -> Selection:
+        """Choose exactly `count` of the candidate prompts to roll out, from their history.
+
+        Args:
+            prompt_ids: The candidates, `window_size(count)` of them: whole numbers below 2^63 or
+                texts, the same for a prompt at every visit.
+            count: Prompts to roll out.
+            step: Generation counter. Uses what was observed in generations up to
+                step - 1 - `observation_lag`, whenever it was reported.
+
+        Returns:
+            Selection over the candidates; exactly `count` are kept, every pi is above 0.
+
+        Raises:
+            InvalidInputError: The window has another size than `window_size(count)`.
+
+        Example:
+            >>> import dppo
+            >>> pruner = dppo.Pruner(dppo.PruneConfig(prompt_keep=0.5), seed=0)
+            >>> window = pruner.select_prompts(range(8), count=4, step=0)
+            >>> int(window.kept.sum()), window.pi.tolist() == [0.5] * 8
+            (4, True)
+        """
+        return self._prompts.select(prompt_ids, count=count, step=step)
+
+    def observe(
+        self,
+        prompt_ids_kept: PromptIds,
+        rewards_PG: ArrayLike,
+        *,
+        step: int,
+        lengths_PG: ArrayLike | None = None,
+    ) -> None:
+        """Report the rewards of the prompts that were rolled out in generation `step`.
+
+        Also without prompt pruning, so that it has a history when it is switched on.
+
+        Args:
+            prompt_ids_kept: One id for each row.
+            rewards_PG: Shape (P, G). NaN means no score.
+            step: Generation counter.
+            lengths_PG: Shape (P, G). Completion tokens.
+
+        Raises:
+            InvalidInputError: Wrong shapes, or a window that should have used it is already chosen.
+        """
+        self._prompts.observe(prompt_ids_kept, rewards_PG, lengths_PG, step)
 
     def select_completions(
         self,
@@ -163,11 +217,15 @@ class Pruner:
         return {name: sum(of_passes) / len(of_passes) for name, of_passes in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready state."""
-        return {"version": 1, "seed": self.seed, "config": self.config.to_dict()}
+        """State: seed, options, and what is known of the prompts (arrays, if anything is).
+
+        JSON-ready as long as no prompt was observed or chosen.
+        """
+        state = {"version": 1, "seed": self.seed, "config": self.config.to_dict()}
+        return {**state, "prompts": self._prompts.state_dict()} if self._prompts.used else state
 
     def load_state_dict(self, state: Any) -> None:
-        """Check that a saved state belongs to this pruner.
+        """Check that a saved state belongs to this pruner, and take over what it knows.
 
         Raises:
             ConfigurationError: The seed or an option differs; the message names it.
@@ -183,6 +241,9 @@ class Pruner:
             raise ConfigurationError(
                 "the saved pruning state belongs to another configuration: " + "; ".join(changed)
             )
+        self._prompts = PromptPhase(self.config, seed=self.seed)
+        if state.get("prompts") is not None:
+            self._prompts.load_state_dict(state["prompts"])
 
     def _inclusion(self, batch: Batch, norm: Floats, rows: Bools) -> Floats:
         """Inclusion probabilities of the rows of one optimizer step, flat."""

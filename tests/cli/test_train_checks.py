@@ -9,6 +9,7 @@ from dppo.cli import train
 from dppo.cli.builtin import BUILTIN_CONFIG
 from dppo.cli.data import hold_out, load_prompts, with_prompt_column
 from dppo.cli.fields import RUN_OPTIONS
+from dppo.cli.job import checkpoint_step
 from dppo.cli.main import main
 from dppo.cli.options import read_settings
 from dppo.cli.rewards import check_rewards, load_rewards
@@ -136,7 +137,7 @@ def test_missing_files(here):
     assert "no checkpoint" in _refused("--resume-from-checkpoint", ".")
     (here / "trainer_state.json").write_text('{"global_step": 7}')
     job = train.prepare(["--resume-from-checkpoint", ".", "--eval-prompts", "0"])
-    assert train.checkpoint_step(job.config["resume_from_checkpoint"]) == 7
+    assert checkpoint_step(job.config["resume_from_checkpoint"]) == 7
 
 
 def test_errors_are_one_message_and_exit_code_two(here, capsys):

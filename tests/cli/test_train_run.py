@@ -36,7 +36,7 @@ def test_two_steps_of_the_builtin_task(tmp_path, capsys):
     skipped = sum(summary["completion_tokens_skipped"].values())
     trained = summary["completion_tokens_trained"]
     assert trained + skipped == summary["completion_tokens_generated"] > 0
-    assert summary["config"]["completion_keep"] == 0.25
+    assert summary["config"]["completion_keep"] == 0.5
     assert summary["config"]["model"] == "builtin"
     assert not any(key.endswith("_token") for key in summary["config"])
     assert summary["versions"]["trl"].startswith("1.")

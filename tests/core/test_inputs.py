@@ -203,7 +203,7 @@ BAD_OPTIONS = [
     ("completion_rule", "topk"),
     ("completion_rule", None),
     ("sampling_design", "simple"),
-    *[("prompt_keep", value) for value in (0, 1.5, NAN, True, 0.5)],
+    *[("prompt_keep", value) for value in (0, 1.5, NAN, True)],
 ]
 
 

@@ -24,9 +24,9 @@ from dppo.cli.callback import RunCallback
 from dppo.cli.data import BUILTIN
 from dppo.cli.evaluate import Evaluation, evaluate
 from dppo.cli.files import MetricsFile, write_json
+from dppo.cli.job import Job, checkpoint_step
 from dppo.cli.progress import ProgressReporter
 from dppo.cli.summary import make_summary, summary_lines
-from dppo.cli.train import Job, checkpoint_step
 from dppo.errors import ConfigurationError
 from dppo.trl import DPPOConfig, DPPOTrainer
 
@@ -97,7 +97,7 @@ def make_config(values: dict[str, Any]) -> DPPOConfig:
 
 
 def changed_fields(config: DPPOConfig) -> dict[str, Any]:
-    """The fields that differ from their defaults, without access tokens.
+    """The fields of pruning, and those that differ from their defaults; no access tokens.
 
     Args:
         config: The config.
@@ -113,7 +113,8 @@ def changed_fields(config: DPPOConfig) -> dict[str, Any]:
             default = field.default_factory()
         default = getattr(default, "value", default)
         shown = field.init and field.name in values and not field.name.endswith("_token")
-        if shown and values[field.name] != default:
+        own = field.name in DPPOConfig.__annotations__
+        if shown and (own or values[field.name] != default):
             changed[field.name] = values[field.name]
     return changed
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from dppo.cli.arithmetic import batch_shape
 from dppo.cli.builtin import BUILTIN_CONFIG
-from dppo.cli.data import BUILTIN, Prompts, load_prompts
+from dppo.cli.data import BUILTIN, load_prompts
 from dppo.cli.fields import RUN_OPTIONS, config_fields
+from dppo.cli.job import Job, check_checkpoint
 from dppo.cli.length import run_length
 from dppo.cli.options import Settings, read_settings
 from dppo.cli.plan import batch_settings
-from dppo.cli.rewards import Reward, check_rewards, load_rewards
+from dppo.cli.rewards import check_rewards, load_rewards
 from dppo.errors import ConfigurationError
 
 SUMMARY = "train with DPPO; without options: the built-in task, on a CPU"
@@ -28,23 +27,6 @@ examples:
 """
 OPTIONS = RUN_OPTIONS
 _OWN_DEFAULTS = {"disable_tqdm": True, "output_dir": "runs/train"}
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run that has passed every check that needs no model.
-
-    Attributes:
-        config: Fields of `DPPOConfig`, with the defaults of the command.
-        run: The command's own options, complete.
-        prompts: To train on and to evaluate on.
-        rewards: The reward functions.
-    """
-
-    config: dict[str, Any]
-    run: dict[str, Any]
-    prompts: Prompts
-    rewards: list[Reward]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -114,40 +96,6 @@ def with_defaults(settings: Settings) -> Settings:
     builtin = run_options["model"] == run_options["dataset"] == BUILTIN
     defaults = BUILTIN_CONFIG if builtin else _OWN_DEFAULTS
     return replace(settings, config={**defaults, **settings.config}, run=run_options)
-
-
-def check_checkpoint(path: str | None) -> None:
-    """Refuses to resume from what is not there.
-
-    Args:
-        path: The value of `resume_from_checkpoint`.
-
-    Raises:
-        ConfigurationError: If it is no directory with a trainer state.
-    """
-    if path is None:
-        return
-    if not Path(path).is_dir():
-        raise ConfigurationError(f"resume_from_checkpoint: there is no directory {path}")
-    if not (Path(path) / "trainer_state.json").is_file():
-        raise ConfigurationError(
-            f"resume_from_checkpoint: {path} has no trainer_state.json; it is no checkpoint"
-        )
-
-
-def checkpoint_step(path: str | None) -> int | None:
-    """The step a checkpoint was made at.
-
-    Args:
-        path: A directory that `check_checkpoint` accepts.
-
-    Returns:
-        The step; None without a path.
-    """
-    if path is None:
-        return None
-    state = json.loads((Path(path) / "trainer_state.json").read_text(encoding="utf-8"))
-    return state["global_step"]
 
 
 def check_alphabet(prompts: Sequence[Any]) -> None:

@@ -114,6 +114,11 @@ class DPPOConfig(GRPOConfig):
             self.dataloader_pin_memory = False  # there is nothing to pin it for
             logger.info("no accelerator found: training in float32 (set bf16=True to override)")
         super().__post_init__()
+        if self.prompt_keep != 1:
+            raise ConfigurationError(
+                f"prompt_keep={self.prompt_keep!r}: this version of the trainer prunes completions "
+                "only; set prompt_keep=1.0"
+            )
         if self.prunes:
             _check_exact(self)
         self.prune_config()
@@ -151,7 +156,6 @@ class DPPOConfig(GRPOConfig):
             completion_rule=self.completion_rule,
             completion_prune_rate=self.completion_prune_rate,
             sampling_design=self.sampling_design,
-            prompt_keep=self.prompt_keep,
         )
 
 

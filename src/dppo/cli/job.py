@@ -1,0 +1,65 @@
+"""A checked run, and the checkpoint it may go on from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dppo.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dppo.cli.data import Prompts
+    from dppo.cli.rewards import Reward
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that has passed every check that needs no model.
+
+    Attributes:
+        config: Fields of `DPPOConfig`, with the defaults of the command.
+        run: The command's own options, complete.
+        prompts: To train on and to evaluate on.
+        rewards: The reward functions.
+    """
+
+    config: dict[str, Any]
+    run: dict[str, Any]
+    prompts: Prompts
+    rewards: list[Reward]
+
+
+def check_checkpoint(path: str | None) -> None:
+    """Refuses to resume from what is not there.
+
+    Args:
+        path: The value of `resume_from_checkpoint`.
+
+    Raises:
+        ConfigurationError: If it is no directory with a trainer state.
+    """
+    if path is None:
+        return
+    if not Path(path).is_dir():
+        raise ConfigurationError(f"resume_from_checkpoint: there is no directory {path}")
+    if not (Path(path) / "trainer_state.json").is_file():
+        raise ConfigurationError(
+            f"resume_from_checkpoint: {path} has no trainer_state.json; it is no checkpoint"
+        )
+
+
+def checkpoint_step(path: str | None) -> int | None:
+    """The step a checkpoint was made at.
+
+    Args:
+        path: A directory that `check_checkpoint` accepts.
+
+    Returns:
+        The step; None without a path.
+    """
+    if path is None:
+        return None
+    state = json.loads((Path(path) / "trainer_state.json").read_text(encoding="utf-8"))
+    return state["global_step"]
