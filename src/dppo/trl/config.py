@@ -40,6 +40,10 @@ class DPPOConfig(GRPOConfig):
             `"systematic"` or `"poisson"`.
         prompt_keep (`float`, *optional*, defaults to `1.0`):
             Share of the candidate prompts that is rolled out. This version takes `1.0` only.
+        signal_reward (`str`, *optional*):
+            Name of a reward function. Groups whose completions all get the same from it have
+            advantage 0, whatever the other rewards say: length or format shaping then cannot make a
+            signal of an all-wrong group. This changes the objective, also with pruning off.
         packing (`str`, *optional*, defaults to `"auto"`):
             How the survivors of an optimizer step share its micro-batches: `"auto"` sorts them by
             length, so that little padding is computed; `"none"` leaves them in random order.
@@ -85,6 +89,13 @@ class DPPOConfig(GRPOConfig):
     prompt_keep: float = field(
         default=1.0,
         metadata={"help": "Share of candidate prompts rolled out; this version takes 1.0 only."},
+    )
+    signal_reward: str | None = field(
+        default=None,
+        metadata={
+            "help": "Name of a reward function whose constant groups get advantage 0, whatever the "
+            "other rewards say. Changes the objective, also with pruning off."
+        },
     )
     packing: str = field(
         default="auto",

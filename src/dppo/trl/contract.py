@@ -36,7 +36,8 @@ ATTRIBUTES = (
     *("_buffered_inputs", "_current_train_step_time", "_entropy_bonus_enabled", "_logs"),
     *("_metrics", "_step", "_tokenizer", "aux_loss_enabled", "beta", "eos_token_ids"),
     *("importance_sampling_level", "loss_type", "mask_truncated_completions"),
-    *("multi_objective_aggregation", "num_generations", "num_iterations", "reward_weights"),
+    *("multi_objective_aggregation", "num_generations", "num_iterations", "reward_func_names"),
+    *("reward_weights",),
     *("scale_rewards", "temperature", "use_vllm"),
 )
 """Every attribute of a constructed `GRPOTrainer` that is read or written."""

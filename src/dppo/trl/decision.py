@@ -106,8 +106,34 @@ def signal(
     group: int,
     scale: str,
     aggregation: str,
+    signal_reward: int | None = None,
 ) -> Signal:
-    """Rewards and advantages per group, as the host aggregates several reward functions."""
+    """Rewards and advantages per group, as the host aggregates several reward functions.
+
+    Args:
+        rewards_NF: Of every reward function, NaN for no score.
+        weights_F: Of the reward functions.
+        group: Completions of a prompt, G.
+        scale: The host's `scale_rewards`.
+        aggregation: The host's `multi_objective_aggregation`.
+        signal_reward: Column whose constant groups have no signal, whatever the others say.
+    """
+    told = _signal(rewards_NF, weights_F, group=group, scale=scale, aggregation=aggregation)
+    if signal_reward is None:
+        return told
+    dead = told.dead_P | constant_groups(rewards_NF[:, signal_reward].reshape(-1, group))
+    keep = ~dead[:, None]
+    return Signal(told.rewards_PG, told.advantages_PG * keep, dead, told.alive_PG & keep)
+
+
+def _signal(
+    rewards_NF: NDArray[np.float32],
+    weights_F: NDArray[np.float32],
+    *,
+    group: int,
+    scale: str,
+    aggregation: str,
+) -> Signal:
     unscored = np.isnan(rewards_NF).all(axis=1)
     total = np.nansum(rewards_NF * weights_F, axis=1)
     total[unscored] = np.nan

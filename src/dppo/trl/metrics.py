@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dppo.estimator.diagnostics import predicted_efficiency
 from dppo.pruner import DROP_REASONS
 
 _OF_A_BATCH = ("kl", "entropy", "cispo_clip_ratio", "policy_loss")
@@ -85,8 +86,25 @@ def log_unweighted(trainer: Any, local_rows: int) -> None:
 
 def log_times(trainer: Any) -> None:
     """Seconds per phase of an optimizer step that is over."""
+    logged = trainer._metrics["train"]
     for phase, seconds in trainer.clock.since_last().items():
-        trainer._metrics["train"][f"dppo/time/{phase}"].append(seconds)
+        logged[f"dppo/time/{phase}"].append(seconds)
+    efficiency = _efficiency(trainer) if trainer.args.decides else None
+    if efficiency is not None:
+        logged["dppo/efficiency/predicted"].append(efficiency)
+
+
+def _efficiency(trainer: Any) -> float | None:
+    """Predicted progress per second against the full batch, from the times of the run so far."""
+    of_pruner, seconds = trainer.pruner.metrics(), trainer.clock.seconds
+    kept, train = of_pruner["cost/keep"], seconds["train"]
+    fixed = seconds["rollout"] + seconds["score"]
+    if kept == 0 or train == 0:
+        return None
+    unpruned = train / kept if trainer.args.prunes else train
+    return predicted_efficiency(
+        of_pruner["variance/inflation"], kept, rollout_share=fixed / (fixed + unpruned)
+    )
 
 
 def log_step(trainer: Any) -> None:
@@ -97,6 +115,8 @@ def log_step(trainer: Any) -> None:
         local = torch.tensor(values, dtype=torch.float32, device=trainer.accelerator.device)
         return trainer.accelerator.reduce(local, reduction="sum").tolist()
 
+    ranks = trainer.accelerator.num_processes
+    logged["dppo/loss_ht"].append(over_ranks([float(trainer._window_loss)])[0] / ranks)
     for name, value in trainer._averages.means(over_ranks).items():
         logged[name].append(value)
         if name == "kl":

@@ -28,6 +28,12 @@ class Rollout:
         self._log_probs: Sequence[Any] | NDArray[np.floating[Any]] | None = None
         self._extra_fields: dict[str, Any] = {}
 
+    @property
+    def scored(self) -> Tensor:
+        """The rewards, once they have been computed."""
+        assert self.rewards is not None
+        return self.rewards
+
     def note(self, generated: tuple[Any, ...], recorder: SampledLogProbs | None) -> None:
         """Take over what `_generate` returned, and the log-probs recorded meanwhile."""
         self._prompt_ids, self.completion_ids, self._tool_mask, self.completions = generated[:4]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dppo.errors import HostDriftError
@@ -37,3 +38,9 @@ def settle(advantages_B: Tensor, decision: Decision, *, rank: int, notices: Noti
     difference = np.abs(settled - choice.advantages.ravel()[mine]).max()
     notices.drift(float(difference), float(np.abs(settled).max()))
     return torch.from_numpy(settled).to(advantages_B.device)
+
+
+def without(advantages_B: Tensor, dead_N: NDArray[np.bool_], rank: int) -> Tensor:
+    """The advantages of a rank, exactly 0 where `dead_N`, which is of all ranks."""
+    mine = dead_N[len(advantages_B) * rank : len(advantages_B) * (rank + 1)]
+    return advantages_B.masked_fill(torch.tensor(mine, device=advantages_B.device), 0)

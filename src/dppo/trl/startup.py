@@ -115,6 +115,18 @@ def check_model(trainer: Any) -> None:
             "the router's auxiliary loss is a statistic of all tokens of a micro-batch, which "
             "pruning changes; set router_aux_loss_coef=0, or completion_keep=1.0"
         )
+    signal = trainer.args.signal_reward
+    if signal is not None:
+        if signal not in trainer.reward_func_names:
+            raise ConfigurationError(
+                f"signal_reward={signal!r} is none of the reward functions; they are "
+                f"{', '.join(trainer.reward_func_names)}"
+            )
+        logger.warning(
+            "signal_reward=%s changes the objective: groups that are constant in it get advantage "
+            "0, whatever the other rewards say",
+            signal,
+        )
     if not trainer.args.disable_dropout:
         active = active_dropout(model)
         if active:

@@ -46,12 +46,12 @@ from dppo.trl import (
 )
 from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
-from dppo.trl.decision import Decision, Rows, decide, signal
+from dppo.trl.decision import Decision, Rows, Signal, decide, signal
 from dppo.trl.gate import Gate, scale_gradient
 from dppo.trl.recorder import record_generation
 from dppo.trl.rollout import Rollout
 from dppo.trl.schedule import Geometry
-from dppo.trl.settle import settle
+from dppo.trl.settle import settle, without
 from dppo.trl.totals import Totals
 
 __all__ = ["DPPOTrainer"]
@@ -164,6 +164,11 @@ class DPPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
         finally:
             self._rollout = None
+        if self.args.signal_reward is not None and not self.args.prunes:
+            dead = np.repeat(self._told(rollout.scored).dead_P, self.num_generations)
+            output["advantages"] = without(
+                output["advantages"], dead, self.accelerator.process_index
+            )
         if self.args.decides and self._decision is None:  # shadow: nothing ran early
             self._decision = self._decide(rollout)
         if self._decision is None:
@@ -229,14 +234,7 @@ class DPPOTrainer(GRPOTrainer):
             gathered = self.accelerator.gather(local).cpu().numpy().astype(np.float64)
             rows_N = Rows.from_facts(gathered)
             self._notices.surprisal(rows_N.surprisal)
-            assert rollout.rewards is not None
-            told = signal(
-                rollout.rewards.float().cpu().numpy(),
-                self.reward_weights.cpu().numpy(),
-                group=self.num_generations,
-                scale=self.scale_rewards,
-                aggregation=self.multi_objective_aggregation,
-            )
+            told = self._told(rollout.scored)
             return decide(
                 self.pruner,
                 told,
@@ -249,6 +247,18 @@ class DPPOTrainer(GRPOTrainer):
                 other_terms=self.beta != 0 or self._entropy_bonus_enabled,
                 sort=self.args.packing == "auto",
             )
+
+    def _told(self, rewards: Tensor) -> Signal:
+        """What the rewards of all ranks say."""
+        column = self.args.signal_reward
+        return signal(
+            rewards.float().cpu().numpy(),
+            self.reward_weights.cpu().numpy(),
+            group=self.num_generations,
+            scale=self.scale_rewards,
+            aggregation=self.multi_objective_aggregation,
+            signal_reward=None if column is None else self.reward_func_names.index(column),
+        )
 
     def _geometry(self) -> Geometry:
         return Geometry(
