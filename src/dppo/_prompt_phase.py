@@ -12,9 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from dppo._checks import Floats, as_floats, natural
 from dppo.config import PruneConfig
 from dppo.errors import HostDriftError, InvalidInputError
-from dppo.estimator.advantages import check_rewards
 from dppo.estimator.designs import generator, systematic
-from dppo.estimator.history import PromptHistory, prompt_keys
+from dppo.estimator.history import PromptHistory, check_visit, distinct_keys
 from dppo.estimator.windows import (
     prompt_sizes,
     random_order,
@@ -52,7 +51,12 @@ class PromptPhase:
     def select(self, prompt_ids: PromptIds, *, count: int, step: int) -> Selection:
         """See `Pruner.select_prompts`."""
         natural("step", step)
-        candidates = prompt_keys(prompt_ids).size
+        if step < self._last_window:
+            raise InvalidInputError(
+                f"the window of generation {step} comes after that of generation "
+                f"{self._last_window}, whose history it must not know"
+            )
+        candidates = distinct_keys(prompt_ids).size
         expected = self.window_size(count)
         if candidates != expected:
             raise InvalidInputError(
@@ -62,7 +66,9 @@ class PromptPhase:
         self._apply(step - 1 - self.config.observation_lag)
         self._last_window = max(self._last_window, step)
         pi = window_inclusion(self._sizes(prompt_ids, candidates), count=count)
-        order = random_order(generator(self.seed, step, stream="order"), candidates)
+        # Its own key: the stream "order" is that of the completions of this generation.
+        shuffled = generator(self.seed, step, stream="prompt", iteration=1)
+        order = random_order(shuffled, candidates)
         chosen = systematic(pi, generator(self.seed, step, stream="prompt"), order=order)
         if int(chosen.kept.sum()) != count:
             raise HostDriftError(f"drew {int(chosen.kept.sum())} prompts instead of {count}")
@@ -80,8 +86,8 @@ class PromptPhase:
                 f"{self._last_window} was chosen without it. Observe in time, or raise "
                 "observation_lag"
             )
+        check_visit(prompt_ids, rewards_PG, lengths_PG)
         rewards: NDArray[Any] = np.array(rewards_PG)
-        self._group = check_rewards(rewards).shape[1]
         lengths = None if lengths_PG is None else as_floats("lengths_PG", lengths_PG).copy()
         self._pending.append((step, np.array(prompt_ids), rewards, lengths))
 
@@ -107,6 +113,7 @@ class PromptPhase:
             _, ids, rewards, lengths = self._pending.pop(0)
             scale = self.config.advantage_scale
             self.history.observe(ids, rewards, lengths_PG=lengths, scale=scale)
+            self._group = rewards.shape[1]
 
     def _sizes(self, prompt_ids: PromptIds, candidates: int) -> Floats:
         rule = self.config.prompt_rule

@@ -297,7 +297,7 @@ def test_old_visits_are_discounted():
 
 def test_cost_divides_under_the_root():
     pruner = make(prompt_keep=0.5)
-    pruner.observe([0, 1], [[1, 0], [1, 0]], lengths_PG=[[10, 30], [100, 300]], step=0)
+    pruner.observe([0, 1], [[1, 0], [1, 0]], lengths_PG=[[10, 30], [200, 200]], step=0)
     pi = decided(pruner, [0, 1, 2, 3], 1)
     cost = np.array([20 + 2 * 110, 200 + 2 * 110]) / 3  # shrunk towards the mean of both, 110
     assert PRIOR_VISITS == 2.0
@@ -703,16 +703,18 @@ def test_any_two_values_are_wrong_and_right(low_high, scale):
     np.testing.assert_allclose(after(low, high).pi, after(0.0, 1.0).pi, rtol=10 * FLOAT32)
 
 
-def test_the_second_value_may_come_late():
-    # Until then -1 is taken for the lower of -1 and 1; what was learned is re-read, not lost.
-    def after(shift):
+@pytest.mark.parametrize("low_high", [(-1, 1), (2, 5), (-4, -3)])
+def test_the_second_value_may_come_late(low_high):
+    # Until it does 2 is taken for the better of 0 and 2; what was learned is re-read, not lost.
+    def after(low, high):
         pruner = make()
         for step in range(3):
             rewards = rewards_of(range(N), step) if step else np.zeros((N, G))
-            pruner.observe(np.arange(N), 2 * rewards - 1 if shift else rewards, step=step)
+            pruner.observe(np.arange(N), low + (high - low) * rewards, step=step)
+            pruner.select_prompts(candidates(step + 1), count=K, step=step + 1)  # now it is due
         return pruner.select_prompts(candidates(3), count=K, step=3).pi
 
-    np.testing.assert_allclose(after(True), after(False), rtol=10 * FLOAT32)
+    np.testing.assert_allclose(after(*low_high), after(0, 1), rtol=10 * FLOAT32)
 
 
 def test_scale_none_predicts_the_variance_of_a_single_reward():

@@ -22,7 +22,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dppo._checks import Floats, as_floats, natural, not_empty, same_shape, share
+from dppo._checks import (
+    Floats,
+    as_array,
+    as_floats,
+    finite,
+    natural,
+    not_empty,
+    reject,
+    same_shape,
+    share,
+)
 from dppo.errors import InvalidInputError
 from dppo.estimator.advantages import check_rewards, group_advantages
 
@@ -42,6 +52,9 @@ STRENGTH = (0.05, 100.0)
 
 FEW_PROMPTS = 8
 """Below this many known prompts nothing is fitted: the prior is Beta(1/2, 1/2)."""
+
+MOST_ID = 2**63 - 1
+"""Keys above it are hashes of texts."""
 
 COLUMNS = ("visits", "scores", "reward", "signal", "magnitude", "cost")
 """Discounted sums per prompt: visits, scored completions, their rewards; per visit the mean squared
@@ -97,11 +110,7 @@ class PromptHistory:
         Raises:
             InvalidInputError: Wrong shapes, an id twice, or an id that is none.
         """
-        rewards = check_rewards(rewards_PG)
-        keys = prompt_keys(prompt_ids)
-        same_shape("prompt_ids", keys, rewards.shape[:1])
-        if np.unique(keys).size != keys.size:
-            raise InvalidInputError("prompt_ids holds an id twice; a visit is one group per prompt")
+        keys, rewards = check_visit(prompt_ids, rewards_PG, lengths_PG)
         visit = _visit(rewards_PG, lengths_PG, scale)
         seen = visit[COLUMNS.index("scores")] > 0
         keys, visit = keys[seen], visit[:, seen]
@@ -130,7 +139,8 @@ class PromptHistory:
         shrink = visits + PRIOR_VISITS
         predicted_cost = (cost + PRIOR_VISITS * overall["cost"]) / shrink
         if len(self._values) > 2:
-            return (signal + PRIOR_VISITS * overall["signal"]) / shrink, predicted_cost
+            shrunk = (signal + PRIOR_VISITS * overall["signal"]) / shrink
+            return np.maximum(shrunk, np.finfo(np.float64).tiny), predicted_cost
         low, high = self._range()
         right = np.clip((reward - low * scores) / (high - low), 0.0, scores)
         prior_right, prior_wrong = self.prior()
@@ -173,8 +183,8 @@ class PromptHistory:
         Raises:
             InvalidInputError: The arrays do not belong together.
         """
-        keys = np.asarray(state["keys"], dtype=np.uint64)
-        sums = np.asarray(state["sums"], dtype=np.float32)
+        keys = np.array(state["keys"], dtype=np.uint64)  # copies: sums are updated in place
+        sums = np.array(state["sums"], dtype=np.float32)
         same_shape("sums", sums, (len(COLUMNS), keys.size))
         self.discount = share("discount", state["discount"])
         self._values = [float(v) for v in state["values"]]
@@ -229,20 +239,51 @@ class PromptHistory:
         return np.where(known, self._sums[:, place], 0.0).astype(np.float64)
 
 
+def check_visit(
+    prompt_ids: Sequence[int | str] | NDArray[Any],
+    rewards_PG: ArrayLike,
+    lengths_PG: ArrayLike | None,
+) -> tuple[Keys, Floats]:
+    """Keys and rewards of a visit, after checking that its arrays belong together."""
+    rewards = check_rewards(rewards_PG)
+    keys = distinct_keys(prompt_ids)
+    same_shape("prompt_ids", keys, rewards.shape[:1])
+    if lengths_PG is not None:
+        lengths = finite("lengths_PG", lengths_PG, ndim=2)
+        same_shape("lengths_PG", lengths, rewards.shape)
+        reject("lengths_PG", lengths, lengths < 0, "must be >= 0")
+    return keys, rewards
+
+
+def distinct_keys(prompt_ids: Sequence[int | str] | NDArray[Any]) -> Keys:
+    """`prompt_keys`, and no id twice."""
+    keys = prompt_keys(prompt_ids)
+    if np.unique(keys).size != keys.size:
+        raise InvalidInputError("prompt_ids holds an id twice; a visit is one group per prompt")
+    return keys
+
+
 def prompt_keys(prompt_ids: Sequence[int | str] | NDArray[Any]) -> Keys:
     """Ids as 64-bit keys: numbers as they are, texts hashed with the highest bit set."""
-    array: NDArray[Any] = np.asarray(prompt_ids)
+    array = as_array("prompt_ids", prompt_ids)
     if array.ndim != 1:
         raise InvalidInputError(f"prompt_ids must have 1 dimension, got shape {array.shape}")
     not_empty("prompt_ids", array)
     if array.dtype.kind in "iu":
         natural("prompt_ids", int(array.min()))
+        reject("prompt_ids", array, array > MOST_ID, "must be below 2^63")
         return array.astype(np.uint64)
-    if array.dtype.kind != "U":
+    mixed = not isinstance(prompt_ids, np.ndarray) and any(
+        not isinstance(prompt_id, str) for prompt_id in prompt_ids
+    )
+    if array.dtype.kind != "U" or mixed:
         raise InvalidInputError(
             f"prompt_ids must be whole numbers or texts, got dtype {array.dtype}"
         )
-    hashes = [blake2b(text.encode(), digest_size=8).digest() for text in array.tolist()]
+    hashes = [
+        blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for text in array.tolist()
+    ]
     return np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64) | np.uint64(1 << 63)
 
 
