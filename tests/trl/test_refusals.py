@@ -22,7 +22,7 @@ from dppo.errors import (
     UnsupportedLossError,
 )
 from dppo.tasks import load_builtin_tokenizer, sorting_dataset
-from dppo.trl import DPPOConfig, DPPOTrainer, contract, full_batch, prompts
+from dppo.trl import DPPOConfig, DPPOTrainer, contract, full_batch, prompts, startup
 from dppo.trl import config as config_module
 from dppo.trl.reward_contract import check_signature, checked
 
@@ -507,3 +507,30 @@ def test_the_import_is_refused_under_another_host() -> None:
     assert "1.17.0 is installed" in done.stdout
     assert "pip install" in done.stdout
     assert done.stdout.rstrip().endswith("False")
+
+
+def test_a_tokenizer_without_pad_and_end_is_refused(tmp_path: Path) -> None:
+    tokenizer = load_builtin_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token = None
+    with pytest.raises(ConfigurationError, match="neither a pad nor an end-of-sequence token"):
+        DPPOTrainer(
+            tiny_model(),
+            alternating_reward,
+            config(tmp_path),
+            sorting_dataset(16, seed=0),
+            processing_class=tokenizer,
+        )
+
+
+def test_the_reference_and_its_first_kl_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    run = trainer(
+        tmp_path, model=str(tmp_path / "model"), beta=0.1, completion_keep=0.9, max_steps=1
+    )
+    with caplog.at_level(logging.INFO, logger="dppo"):
+        startup.check_model(run)
+        run.train()
+    assert "KL reference: a copy of" in caplog.text
+    assert "first KL to the reference: 0" in caplog.text

@@ -55,6 +55,7 @@ def checked(given: dict[str, Any]) -> dict[str, Any]:
     dataset = given.get("train_dataset")
     own_data = bool(given.get("environment_factory"))  # the prompts come from the environments
     rollout_func = given.get("rollout_func")  # what it returns is passed to reward functions, too
+    _check_tokenizer(given.get("processing_class"))
     if dataset is not None and not own_data:
         prompts.check_prompt_column(dataset)
         if not rollout_func:
@@ -83,6 +84,7 @@ def _fitting(dataset: Any, given: dict[str, Any]) -> Any:
     if tokenizer is None:
         name = model if isinstance(model, str) else get_config_model_id(config)
         tokenizer = AutoTokenizer.from_pretrained(name, **remote)
+        _check_tokenizer(tokenizer)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return dataset
     template: dict[str, Any] = {"tools": given.get("tools") or None}
@@ -90,6 +92,16 @@ def _fitting(dataset: Any, given: dict[str, Any]) -> Any:
         template |= args.chat_template_kwargs
     lengths = prompts.prompt_lengths(dataset, tokenizer, template)
     return prompts.fitting_prompts(dataset, lengths, limit=limit, action=args.overlong_prompts)
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return
+    if tokenizer.pad_token is None and tokenizer.eos_token is None:
+        raise ConfigurationError(
+            "the tokenizer has neither a pad nor an end-of-sequence token: completions of unequal "
+            "length cannot be batched. Set tokenizer.pad_token, and eos_token if the model has one"
+        )
 
 
 def _config(model: str, args: DPPOConfig, remote: dict[str, Any]) -> Any:
