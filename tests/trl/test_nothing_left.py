@@ -208,3 +208,29 @@ def test_nothing_left_with_other_terms_still_trains(tmp_path: Path) -> None:
     assert all(log["dppo/completions/live"] == 1 for log in watch.logs)
     assert all(log["grad_norm"] > 0 for log in watch.logs)
     assert np.mean([log["dppo/completions/keep"] for log in watch.logs]) < 0.9
+
+
+def test_training_again_after_an_interruption_starts_a_generation(tmp_path: Path) -> None:
+    """Stopped between two micro-steps, a second train() must not go on in mid-window."""
+
+    class Stop(TrainerCallback):
+        def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
+            raise KeyboardInterrupt
+
+    run = trainer(tmp_path, completion_keep=0.5, gradient_accumulation_steps=2, max_steps=2)
+    stop = Stop()
+    run.add_callback(stop)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    run.remove_callback(stop)
+    decide, windows = run._decide, []
+
+    def spied(rollout: Any) -> Any:
+        left = run.current_gradient_accumulation_steps - run._window_position
+        windows.append((left, run._step % 2))
+        return decide(rollout)
+
+    run._decide = spied
+    run.train()
+    assert windows == [(2, 0), (2, 0)]  # whole windows, from a generation's first micro-step on
+    assert run.phase == "idle"

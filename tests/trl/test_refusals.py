@@ -264,7 +264,7 @@ def test_the_context_limits_prompts_by_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"max_prompt_length": 123}, {"max_completion_length": 128}])
 def test_a_context_overflow_is_refused(tmp_path: Path, options: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match="exceed the model's context of 128"):
+    with pytest.raises(ConfigurationError, match="the model's context of 128 tokens has no room"):
         trainer(tmp_path, **options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -13,8 +14,9 @@ from dppo.cli.progress import ProgressReporter
 class RunCallback(TrainerCallback):
     """Tells the reporter of every step and writes every log call to the metrics file, if any."""
 
-    def __init__(self, reporter: ProgressReporter, metrics: MetricsFile | None):
-        self._reporter, self._metrics = reporter, metrics
+    def __init__(self, reporter: ProgressReporter, open_metrics: Callable[[], MetricsFile] | None):
+        self._reporter, self._open_metrics = reporter, open_metrics
+        self._metrics: MetricsFile | None = None
 
     def on_train_begin(
         self,
@@ -23,7 +25,9 @@ class RunCallback(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Begins the stage, at the checkpoint's step after a resume."""
+        """Begins the stage, at the checkpoint's step after a resume, and the metrics file."""
+        if self._open_metrics is not None:
+            self._metrics = self._open_metrics()
         self._reporter.start_stage("step", total=state.max_steps, done=state.global_step)
 
     def on_step_end(
@@ -46,7 +50,7 @@ class RunCallback(TrainerCallback):
     ) -> None:
         """Shows the reward and writes the metrics."""
         logs = logs or {}
-        if "reward" in logs:
+        if logs.get("reward") is not None:
             self._reporter.show_reward(float(logs["reward"]))
         self._reporter.tick()
         if self._metrics is not None:

@@ -84,13 +84,17 @@ def load_rows(name: str) -> Dataset:
         ConfigurationError: If the file does not exist.
     """
     from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
 
     loader = _LOADERS.get(Path(name).suffix)
     if loader is None:
         return load_dataset(name, split="train")
     if not Path(name).is_file():
         raise ConfigurationError(f"dataset: there is no file {name}")
-    return load_dataset(loader, data_files=name, split="train")
+    try:
+        return load_dataset(loader, data_files=name, split="train")
+    except (ValueError, DatasetGenerationError) as error:
+        raise ConfigurationError(f"dataset: {name} cannot be read: {error}") from error
 
 
 def with_prompt_column(rows: Dataset, column: str) -> Dataset:

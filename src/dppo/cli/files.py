@@ -25,7 +25,7 @@ class MetricsFile:
         kept = []
         if keep_until is not None and path.is_file():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if json.loads(line)["step"] <= keep_until]
+            kept = [line for line in lines if _step(line) <= keep_until]
         path.write_text("".join(kept), encoding="utf-8")
 
     def write(self, *, step: int, max_steps: int, logs: Mapping[str, Any]) -> None:
@@ -33,6 +33,14 @@ class MetricsFile:
         record = {"step": step, "max_steps": max_steps, **finite(logs)}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False, default=float) + "\n")
+
+
+def _step(line: str) -> float:
+    """The step of a record; infinite for a line that a killed run left half written."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,3 +63,21 @@ def checkpoint_step(path: str | None) -> int | None:
         return None
     state = json.loads((Path(path) / "trainer_state.json").read_text(encoding="utf-8"))
     return state["global_step"]
+
+
+def check_folders(model: str, output: str) -> None:
+    """Refuses a model path that is not there and an output directory that cannot be.
+
+    Args:
+        model: "builtin", a path or a hub name; only a path can be checked.
+        output: The value of `output_dir`; made if need be.
+
+    Raises:
+        ConfigurationError: With the path.
+    """
+    if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
+        raise ConfigurationError(f"model: there is no directory {model}")
+    try:
+        Path(output).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"output_dir: {output} cannot be made: {error}") from error

@@ -18,7 +18,9 @@ from dppo.cli.length import (
     run_length,
 )
 from dppo.cli.options import Settings, read_settings
+from dppo.config import PruneConfig
 from dppo.errors import ConfigurationError
+from dppo.estimator.weights import loss_denominator
 
 SUMMARY = "print the batch arithmetic of a configuration, without loading a model"
 EXAMPLES = """\
@@ -98,13 +100,34 @@ def make_plan(settings: Settings) -> Plan:
     Raises:
         ConfigurationError: For arithmetic that cannot work.
     """
+    check_pruning(settings.config)
+    prompts = settings.run.get("num_prompts")
+    if prompts is not None and prompts < 1:
+        raise ConfigurationError(f"num_prompts is too small: {prompts}")
     batch = batch_settings(settings.config, num_processes=settings.run.get("num_processes"))
     shape = batch_shape(batch)
-    length = run_length(batch, shape, settings.run.get("num_prompts"))
+    length = run_length(batch, shape, prompts)
     dead = _dead_groups(settings.run.get("solve_rate"), batch.num_generations)
     chance = dead.get(batch.num_generations, 0.0)
     pruning = expected_pruning(settings.config, shape, length=length, dead=chance)
     return Plan(settings, batch, shape, length, dead, pruning)
+
+
+def check_pruning(config: dict[str, Any]) -> None:
+    """Refuses pruning options that training would refuse.
+
+    Args:
+        config: Fields of `DPPOConfig` that the user set.
+
+    Raises:
+        ConfigurationError: With the option and what it may be.
+        UnsupportedLossError: For a loss type that cannot be pruned.
+    """
+    names = ("completion_rule", "completion_prune_rate", "sampling_design")
+    options = {name: config[name] for name in names if name in config}
+    PruneConfig(**options)
+    if "loss_type" in config and config.get("completion_keep") != 1:
+        loss_denominator(config["loss_type"])
 
 
 def batch_settings(config: dict[str, Any], *, num_processes: int | None = None) -> BatchSettings:
@@ -117,7 +140,7 @@ def batch_settings(config: dict[str, Any], *, num_processes: int | None = None) 
     Returns:
         The settings, with the defaults of the installed config classes.
     """
-    processes = num_processes or int(os.environ.get("WORLD_SIZE", "1"))
+    processes = int(os.environ.get("WORLD_SIZE", "1")) if num_processes is None else num_processes
     values: dict[str, Any] = {"num_processes": processes}
     table = config_fields().fields
     for field in fields(BatchSettings):

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from dppo.cli.job import Job, checkpoint_step
 from dppo.cli.progress import ProgressReporter
 from dppo.cli.summary import make_summary, summary_lines
 from dppo.errors import ConfigurationError
-from dppo.trl import DPPOConfig, DPPOTrainer
+from dppo.trl import DPPOConfig, DPPOTrainer, pruning_state
+from dppo.trl.reward_contract import checked
 
 INTERRUPTED = 130
 
@@ -141,11 +143,11 @@ def _carry_out(job: Job, trainer: DPPOTrainer, outcome: _Outcome) -> None:
     resume = config.resume_from_checkpoint
     is_main = trainer.is_world_process_zero()
     reporter = ProgressReporter(phase=lambda: trainer.phase, enabled=is_main)
-    metrics = None
-    if is_main:
-        path = Path(str(config.output_dir)) / "metrics.jsonl"
-        metrics = MetricsFile(path, keep_until=checkpoint_step(resume))
-    trainer.add_callback(RunCallback(reporter, metrics))
+    if resume and config.decides:  # refused now, not after an evaluation
+        pruning_state.load(resume, pruner=trainer.pruner, shadow=not config.prunes)
+    path = Path(str(config.output_dir)) / "metrics.jsonl"
+    open_metrics = partial(MetricsFile, path, keep_until=checkpoint_step(resume))
+    trainer.add_callback(RunCallback(reporter, open_metrics if is_main else None))
     with reporter:
         try:
             outcome.before = _evaluate(job, trainer, reporter)
@@ -166,7 +168,7 @@ def _evaluate(job: Job, trainer: DPPOTrainer, reporter: ProgressReporter) -> Eva
         return evaluate(
             trainer,
             rows,
-            rewards=job.rewards,
+            rewards=[checked(reward) for reward in job.rewards],
             seed=trainer.args.seed,
             advance=reporter.advance,
         )

@@ -137,6 +137,8 @@ def _time_lines(summary: Mapping[str, Any]) -> list[str]:
         return lines
     parts = [f"{name} {value:.1f} s ({value / total:.0%})" for name, value in seconds.items()]
     lines.append(f"time     {', '.join(parts)}")
+    other = max(summary["wall_seconds"] - total, 0.0)
+    lines.append(f"         and {other:.1f} s of set-up and evaluations")
     fixed = total - seconds["train"]
     ceiling = pruning_gain(fixed, seconds["train"], kept=1.0).ceiling
     lines.append(

@@ -10,7 +10,7 @@ from dppo.cli.arithmetic import batch_shape
 from dppo.cli.builtin import BUILTIN_CONFIG
 from dppo.cli.data import BUILTIN, load_prompts
 from dppo.cli.fields import RUN_OPTIONS, config_fields
-from dppo.cli.job import Job, check_checkpoint
+from dppo.cli.job import Job, check_checkpoint, check_folders
 from dppo.cli.length import run_length
 from dppo.cli.options import Settings, read_settings
 from dppo.cli.plan import batch_settings
@@ -68,6 +68,7 @@ def prepare(arguments: Sequence[str]) -> Job:
     batch = batch_settings(settings.config)
     shape = batch_shape(batch)
     check_checkpoint(settings.config.get("resume_from_checkpoint"))
+    check_folders(settings.run["model"], settings.config["output_dir"])
     rewards = load_rewards(_reward_names(settings.run))
     prompts = load_prompts(
         settings.run["dataset"],

@@ -26,9 +26,10 @@ class Notices:
         self._silent = 0
         self._reasons: dict[str, int] = {}
 
-    def surprisal(self, surprisal_N: NDArray[np.float64]) -> None:
+    def surprisal(self, surprisal_N: NDArray[np.float64], loss_tokens_N: NDArray[np.int64]) -> None:
         """Without the rollout's log-probs, sizes are coarser."""
-        if np.isnan(surprisal_N).all() and self._first("surprisal"):
+        in_loss = loss_tokens_N > 0
+        if in_loss.any() and np.isnan(surprisal_N[in_loss]).all() and self._first("surprisal"):
             logger.warning(
                 "the rollout gave no log-probs (continuous batching, or several turns with tools): "
                 "completions are sized by advantage and cost alone. Still unbiased; on recorded "

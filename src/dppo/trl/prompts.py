@@ -85,7 +85,8 @@ def prompt_limit(context: int | None, *, max_prompt: int | None, max_completion:
     room = context - max_completion
     if room < 1 or (max_prompt is not None and max_prompt > room):
         raise ConfigurationError(
-            f"max_prompt_length={max_prompt} and max_completion_length={max_completion} exceed the "
-            f"model's context of {context} tokens; lower one of them"
+            f"the model's context of {context} tokens has no room for max_completion_length="
+            f"{max_completion}"
+            + (f" and max_prompt_length={max_prompt}; lower one of them" if max_prompt else "")
         )
     return room if max_prompt is None else max_prompt

@@ -27,8 +27,15 @@ logger = logging.getLogger(__name__)
 class StepClock(TrainerCallback):
     """Counts what an optimizer step spends outside rollout, scoring and pruning as training."""
 
-    def __init__(self, clock: PhaseClock, when_over: Callable[[], None]) -> None:
-        self.clock, self.when_over = clock, when_over
+    def __init__(
+        self, clock: PhaseClock, *, when_begun: Callable[[], None], when_over: Callable[[], None]
+    ) -> None:
+        self.clock, self.when_begun, self.when_over = clock, when_begun, when_over
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Nothing runs yet, whatever an interrupted training has left."""
+        self.clock.enter("idle")
+        self.when_begun()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first micro-step begins."""
@@ -56,6 +63,10 @@ def checked(given: dict[str, Any]) -> dict[str, Any]:
     own_data = bool(given.get("environment_factory"))  # the prompts come from the environments
     rollout_func = given.get("rollout_func")  # what it returns is passed to reward functions, too
     _check_tokenizer(given.get("processing_class"))
+    evaluated = given.get("eval_dataset")
+    if not own_data:
+        for part in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
+            prompts.check_prompt_column(part)
     if dataset is not None and not own_data:
         prompts.check_prompt_column(dataset)
         if not rollout_func:

@@ -138,7 +138,13 @@ class DPPOTrainer(GRPOTrainer):
         self._rollout: Rollout | None = None
         self._decision: Decision | None = None
         self._gate: Gate | None = None
-        self.add_callback(startup.StepClock(self.clock, lambda: metrics.log_times(self)))
+        self.add_callback(
+            startup.StepClock(
+                self.clock,
+                when_begun=self._start_clean,
+                when_over=lambda: metrics.log_times(self),
+            )
+        )
 
     # -- what happened, for whoever watches --------------------------------------------------------
 
@@ -233,7 +239,7 @@ class DPPOTrainer(GRPOTrainer):
             local = torch.from_numpy(facts).to(self.accelerator.device, torch.float32)
             gathered = self.accelerator.gather(local).cpu().numpy().astype(np.float64)
             rows_N = Rows.from_facts(gathered)
-            self._notices.surprisal(rows_N.surprisal)
+            self._notices.surprisal(rows_N.surprisal, rows_N.loss_tokens)
             told = self._told(rollout.scored)
             return decide(
                 self.pruner,
@@ -269,6 +275,16 @@ class DPPOTrainer(GRPOTrainer):
             accumulation=self.args.gradient_accumulation_steps,
         )
 
+    def _start_clean(self) -> None:
+        """Forget what an interrupted training left half done."""
+        self._window_position, self._window_loss = 0, 0.0
+        self._averages = full_batch.StepAverages()
+        self._density.clear()
+        if self.args.prunes:
+            self._buffered_inputs, self._decision = None, None
+            per_generation = self._geometry().micro_steps
+            self._step = -(-self._step // per_generation) * per_generation
+
     # -- micro-batches -----------------------------------------------------------------------------
 
     def _roll_out(self, generation_batch: Any) -> None:
@@ -283,12 +299,11 @@ class DPPOTrainer(GRPOTrainer):
         if not (self.args.prunes and self.model.training):
             return super()._prepare_inputs(generation_batch)
         self._roll_out(generation_batch)
-        micro_batch = self._plan.micro_batches[self._position]
+        micro_batch, generation = self._plan.micro_batches[self._position], self._buffered_inputs
         assert micro_batch is not None  # `training_step` passes over empty micro-steps
+        assert generation is not None  # just rolled out
         inputs = self._trimmed(
-            unsplit_pixel_values_by_grid(
-                rows.select_rows(self._buffered_inputs, micro_batch.rows_R)
-            )
+            unsplit_pixel_values_by_grid(rows.select_rows(generation, micro_batch.rows_R))
         )
         mask = full_batch.loss_mask(inputs)
         real = torch.from_numpy(micro_batch.rows_R != rows.PADDING)
@@ -438,15 +453,18 @@ class DPPOTrainer(GRPOTrainer):
         return norm
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
         if self.args.decides and self.args.should_save:
-            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            # First, for the host's method ends with the upload.
+            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            folder = os.path.join(self._get_output_dir(trial=trial), name)
+            os.makedirs(folder, exist_ok=True)
             pruning_state.save(
-                os.path.join(self._get_output_dir(trial=trial), folder),
+                folder,
                 pruner=self.pruner,
                 generation=self._generation,
                 shadow=not self.args.prunes,
             )
+        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
