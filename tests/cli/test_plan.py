@@ -132,6 +132,8 @@ def test_works_without_trl(monkeypatch, capsys):
         plan = _json(capsys, "--num-prompts", "128", "--weight-decay", "0.1")
         assert plan["total_steps"] == 384
         assert "weight-decay not checked" in plan["notes"][0]
+        plan = _json(capsys, "--num-prompts", "128", "--learning-rate", "3e-4")
+        assert "learning-rate not checked" in plan["notes"][0]
         assert main(["plan", "--num-generation", "4"]) == 2
     finally:
         fields.config_fields.cache_clear()

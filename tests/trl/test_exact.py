@@ -419,7 +419,11 @@ def test_control_one_draw_shared_by_two_steps(host: Any, monkeypatch: pytest.Mon
 def test_logged_loss_and_metrics_are_unbiased_too(
     host: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E[value of the loss] = the full batch's loss, and so for KL and clip ratios."""
+    """E[value of the loss] = the full batch's loss, and so for KL, entropy and the clip ratio.
+
+    The control: what the host logs of the survivors, unweighted, is off.
+    """
+    clip = "clip_ratio/region_mean"
     for loss_type, level in itertools.product(LOSS_TYPES, ("token", "sequence")):
         options = {"loss_type": loss_type, "level": level, "beta": 0.1, "entropy": 0.05}
         case = Case(host, **options)
@@ -434,9 +438,11 @@ def test_logged_loss_and_metrics_are_unbiased_too(
                 host._count_segment(micro_step)
                 if host._decision.micro_batches[micro_step] is not None:
                     value += host.compute_loss(policy, host._prepare_inputs(None)).item()
+            kept = {n: sum(v) for n, v in host._metrics["train"].items() if "/kept/" in n}
             host._metrics["train"].clear()
             means = host._averages.means(lambda values: values)
-            return np.array([value, means.get("kl", 0.0), means.get("entropy", 0.0)])
+            weighted = [value, *(means.get(name, 0.0) for name in ("kl", "entropy", clip))]
+            return np.array([weighted, [kept.get("dppo/kept/loss", 0.0), 0.0, 0.0, 0.0]])
 
         every = EveryOutcome(monkeypatch, "poisson")
         expected = sum(p * v for p, v in every.of(run))
@@ -449,10 +455,17 @@ def test_logged_loss_and_metrics_are_unbiased_too(
         entropy = float((scored.entropy[rows] * mask).sum() / mask.sum())
         gap = (case.batch["ref_per_token_logps"] - scored.log_probs)[rows]
         kl = float(((gap.exp() - gap - 1) * mask).sum() / mask.sum())
-        loss = 0.0
+        loss, clipped = 0.0, 0.0
         for micro_step in range(2):
             chosen = torch.from_numpy(np.flatnonzero(host._decision.micro_step_N == micro_step))
             inputs = {k: v[chosen] if v.ndim else v for k, v in case.batch.items()}
             loss += GRPOTrainer.compute_loss(host, TablePolicy(case.theta), inputs).item()
-        truth = np.array([loss, kl, entropy])
-        assert np.abs(expected - truth).max() < 1e-9, (options, expected, truth)
+            # The host's mean over a micro-batch; its share of the step's tokens, or rows.
+            tokens = inputs["completion_mask"].sum() / mask.sum()
+            share = 0.5 if level == "sequence" else float(tokens)
+            clipped += share * (host._metrics["train"].get(clip) or [0.0])[-1]
+        host._metrics["train"].clear()
+        truth = np.array([loss, kl, entropy, clipped])
+        assert np.abs(expected[0] - truth)[:3].max() < 1e-9, (options, expected, truth)
+        assert abs(expected[0][3] - clipped) < 1e-6, options  # the host sums flags in float32
+        assert abs(expected[1][0] - loss) > SEEN, options

@@ -38,6 +38,15 @@ def test_shaping_makes_no_signal_of_an_all_wrong_group(right: float, aggregation
     assert not of_correct.alive_PG.any()
 
 
+def test_a_group_that_the_reward_does_not_score_is_left_alone() -> None:
+    """A reward for another task returns None; that makes no group constant."""
+    rewards = np.stack([np.full(4, np.nan), LENGTH], axis=1).astype(np.float32)
+    options: dict[str, Any] = {"group": 4, "scale": "group", "aggregation": "sum_then_normalize"}
+    told = signal(rewards, np.ones(2, np.float32), signal_reward=0, **options)
+    assert not told.dead_P[0]
+    assert (told.advantages_PG != 0).all()
+
+
 def test_equal_rewards_inside_the_range_are_dead() -> None:
     rewards = np.full((4, 1), 0.4, np.float32)
     options: dict[str, Any] = {"group": 4, "scale": "group", "aggregation": "sum_then_normalize"}

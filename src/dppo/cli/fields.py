@@ -141,6 +141,18 @@ def nearest_name(name: str, names: list[str]) -> str | None:
     return best if best is not None and _similarity(name, best) >= 0.5 else None
 
 
+def is_misspelling(name: str, near: str | None) -> bool:
+    """Whether a name is so close to a valid one that it can hardly be another.
+
+    Example:
+        >>> is_misspelling("num_generation", "num_generations")
+        True
+        >>> is_misspelling("learning_rate", "solve_rate")
+        False
+    """
+    return near is not None and difflib.SequenceMatcher(None, name, near).ratio() >= 0.85
+
+
 def _similarity(name: str, candidate: str) -> float:
     """How alike two names are; one that is like a part of the other counts nearly as much."""
     words, count = candidate.split("_"), name.count("_") + 1

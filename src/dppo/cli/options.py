@@ -18,6 +18,7 @@ from dppo.cli.fields import (
     Field,
     FieldTable,
     config_fields,
+    is_misspelling,
     nearest_name,
 )
 from dppo.cli.yaml_file import read_yaml
@@ -112,7 +113,8 @@ def _typed(
                 problems.append(f"{item.place}: {error}")
             continue
         near = nearest_name(item.name, sorted(known))
-        if table.missing and near is None:
+        # A valid option of a package that is not here must not be taken for a misspelling.
+        if table.missing and not is_misspelling(item.name, near):
             notes.append(f"{item.key} not checked: {', '.join(table.missing)} not installed")
             continue
         problems.append(_unknown(item, near))

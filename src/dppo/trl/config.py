@@ -41,7 +41,7 @@ class DPPOConfig(GRPOConfig):
         prompt_keep (`float`, *optional*, defaults to `1.0`):
             Share of the candidate prompts that is rolled out. This version takes `1.0` only.
         signal_reward (`str`, *optional*):
-            Name of a reward function. Groups whose completions all get the same from it have
+            Name of a reward function. Groups whose completions all get the same score from it have
             advantage 0, whatever the other rewards say: length or format shaping then cannot make a
             signal of an all-wrong group. This changes the objective, also with pruning off.
         packing (`str`, *optional*, defaults to `"auto"`):

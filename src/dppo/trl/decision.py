@@ -116,12 +116,16 @@ def signal(
         group: Completions of a prompt, G.
         scale: The host's `scale_rewards`.
         aggregation: The host's `multi_objective_aggregation`.
-        signal_reward: Column whose constant groups have no signal, whatever the others say.
+        signal_reward: Column whose constant groups have no signal, whatever the others say. A
+            group to which it gave fewer than two scores (None, as for another task) is not
+            constant in it and is left alone.
     """
     told = _signal(rewards_NF, weights_F, group=group, scale=scale, aggregation=aggregation)
     if signal_reward is None:
         return told
-    dead = told.dead_P | constant_groups(rewards_NF[:, signal_reward].reshape(-1, group))
+    of_one = rewards_NF[:, signal_reward].reshape(-1, group)
+    judged = (~np.isnan(of_one)).sum(axis=1) >= 2
+    dead = told.dead_P | (judged & constant_groups(of_one))
     keep = ~dead[:, None]
     return Signal(told.rewards_PG, told.advantages_PG * keep, dead, told.alive_PG & keep)
 
