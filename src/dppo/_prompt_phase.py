@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dppo._checks import Floats, as_floats, natural
+from dppo._checks import Floats, as_floats, finite, natural, reject, same_shape, share
 from dppo.config import PruneConfig
 from dppo.errors import HostDriftError, InvalidInputError
 from dppo.estimator.designs import generator, systematic
-from dppo.estimator.history import PromptHistory, check_visit, distinct_keys
+from dppo.estimator.history import PromptHistory, check_visit, prompt_keys
 from dppo.estimator.windows import (
     prompt_sizes,
     random_order,
@@ -48,24 +48,34 @@ class PromptPhase:
         """See `Pruner.window_size`."""
         return window_size(count, keep=self.config.prompt_keep)
 
-    def select(self, prompt_ids: PromptIds, *, count: int, step: int) -> Selection:
+    def select(
+        self,
+        prompt_ids: PromptIds,
+        *,
+        count: int,
+        step: int,
+        keep: float | None = None,
+        solve_rate: ArrayLike | None = None,
+    ) -> Selection:
         """See `Pruner.select_prompts`."""
         natural("step", step)
+        keep = self.config.prompt_keep if keep is None else share("keep", keep)
         if step < self._last_window:
             raise InvalidInputError(
                 f"the window of generation {step} comes after that of generation "
                 f"{self._last_window}, whose history it must not know"
             )
-        candidates = distinct_keys(prompt_ids).size
-        expected = self.window_size(count)
+        candidates = prompt_keys(prompt_ids).size
+        expected = window_size(count, keep=keep)
         if candidates != expected:
             raise InvalidInputError(
                 f"prompt_ids has {candidates} candidates, but count={count} at prompt_keep="
-                f"{self.config.prompt_keep} draws from a window of {expected} (window_size)"
+                f"{keep} draws from a window of {expected} (window_size)"
             )
+        believed = None if solve_rate is None else _solve_rates(solve_rate, candidates)
         self._apply(step - 1 - self.config.observation_lag)
         self._last_window = max(self._last_window, step)
-        pi = window_inclusion(self._sizes(prompt_ids, candidates), count=count)
+        pi = window_inclusion(self._sizes(prompt_ids, candidates, believed), count=count)
         # Its own key: the stream "order" is that of the completions of this generation.
         shuffled = generator(self.seed, step, stream="prompt", iteration=1)
         order = random_order(shuffled, candidates)
@@ -115,15 +125,29 @@ class PromptPhase:
             self.history.observe(ids, rewards, lengths_PG=lengths, scale=scale)
             self._group = rewards.shape[1]
 
-    def _sizes(self, prompt_ids: PromptIds, candidates: int) -> Floats:
+    def _sizes(self, prompt_ids: PromptIds, candidates: int, believed: Floats | None) -> Floats:
         rule = self.config.prompt_rule
         if rule == "uniform":
             return np.ones(candidates)
         if rule == "threshold":
             magnitude, average = self.history.magnitude(prompt_ids)
+            if believed is not None:
+                expected = 2 * np.sqrt(believed * (1 - believed))  # mean |A| of right and wrong
+                average = average if len(self.history) else float(expected.mean())
+                magnitude = np.where(np.isnan(magnitude), expected, magnitude)
             rate = self.config.prompt_prune_rate
             return threshold_prompt_sizes(magnitude, average, prune_rate=rate)
         signal, cost = self.history.predict(
-            prompt_ids, group=self._group, scale=self.config.advantage_scale
+            prompt_ids,
+            group=self._group,
+            scale=self.config.advantage_scale,
+            solve_rate_P=believed,
         )
         return prompt_sizes(signal, cost)
+
+
+def _solve_rates(value: ArrayLike, candidates: int) -> Floats:
+    rates = finite("solve_rate", value, ndim=1)
+    same_shape("solve_rate", rates, (candidates,))
+    reject("solve_rate", rates, (rates < 0) | (rates > 1), "must be in [0, 1]")
+    return rates

@@ -19,7 +19,7 @@ from dppo._batch import (
     optimizer_steps,
     prompt_inclusion,
 )
-from dppo._checks import Bools, Floats, natural
+from dppo._checks import Bools, Floats, natural, share
 from dppo._prompt_phase import PromptIds, PromptPhase
 from dppo.config import PruneConfig
 from dppo.errors import ConfigurationError
@@ -69,7 +69,15 @@ class Pruner:
         """Candidates from which `count` prompts are drawn, floor(count / prompt_keep + 1/2)."""
         return self._prompts.window_size(count)
 
-    def select_prompts(self, prompt_ids: PromptIds, *, count: int, step: int) -> Selection:
+    def select_prompts(
+        self,
+        prompt_ids: PromptIds,
+        *,
+        count: int,
+        step: int,
+        keep: float | None = None,
+        solve_rate: ArrayLike | None = None,
+    ) -> Selection:
         """Choose exactly `count` of the candidate prompts to roll out, from their history.
 
         Args:
@@ -78,6 +86,10 @@ class Pruner:
             count: Prompts to roll out.
             step: Generation counter. Uses what was observed in generations up to
                 step - 1 - `observation_lag`, whenever it was reported.
+            keep: In place of `prompt_keep` for this generation, in (0, 1], as in annealing; the
+                window then has floor(count / keep + 1/2) candidates.
+            solve_rate: Shape of `prompt_ids`, in [0, 1]. What is believed of each candidate
+                beforehand, worth one visit.
 
         Returns:
             Selection over the candidates; exactly `count` are kept, every pi is above 0.
@@ -92,7 +104,9 @@ class Pruner:
             >>> int(window.kept.sum()), window.pi.tolist() == [0.5] * 8
             (4, True)
         """
-        return self._prompts.select(prompt_ids, count=count, step=step)
+        return self._prompts.select(
+            prompt_ids, count=count, step=step, keep=keep, solve_rate=solve_rate
+        )
 
     def observe(
         self,
@@ -134,6 +148,7 @@ class Pruner:
         dead_P: ArrayLike | None = None,
         advantage_floor: float = 0.0,
         denominator_PG: ArrayLike | None = None,
+        keep: float | None = None,
     ) -> CompletionChoice:
         """Choose the completions to train on, with their inclusion probabilities and weights.
 
@@ -156,6 +171,8 @@ class Pruner:
             dead_P: Shape (P,). Groups without signal, if not those whose rewards are constant.
             advantage_floor: See `completion_norms`.
             denominator_PG: See `completion_norms`.
+            keep: In place of `completion_keep` for this generation, in (0, 1], as in annealing; at
+                1 every live row is kept, whatever the rule.
 
         Raises:
             InvalidInputError: A shape, a value or a combination of arguments is wrong.
@@ -184,7 +201,7 @@ class Pruner:
         kept, pi = np.zeros(shape, dtype=np.bool_), np.zeros(shape)
         for optimizer_step in np.unique(step_of).tolist():
             rows = step_of == optimizer_step
-            pi[rows] = self._inclusion(batch, norm, rows)
+            pi[rows] = self._inclusion(batch, norm, rows, keep)
             kept[rows] = self._draw(
                 pi, batch.advantages_PG, rows, key=(step, iteration, optimizer_step)
             )
@@ -204,6 +221,10 @@ class Pruner:
         )
         self._remember(step, choice, batch.cost_PG)
         return choice
+
+    def visited(self, prompt_ids: PromptIds) -> Bools:
+        """Which of the prompts the history knows, shape of `prompt_ids`."""
+        return self._prompts.history.visited(prompt_ids)
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the latest generation, averaged over its passes; empty before the first.
@@ -245,9 +266,12 @@ class Pruner:
         if state.get("prompts") is not None:
             self._prompts.load_state_dict(state["prompts"])
 
-    def _inclusion(self, batch: Batch, norm: Floats, rows: Bools) -> Floats:
+    def _inclusion(self, batch: Batch, norm: Floats, rows: Bools, keep: float | None) -> Floats:
         """Inclusion probabilities of the rows of one optimizer step, flat."""
-        rule, keep = self.config.completion_rule, self.config.completion_keep
+        rule = self.config.completion_rule
+        if keep == 1 or rule == "inert":
+            return uniform_inclusion(batch.live_PG[rows], keep=1.0)
+        keep = self.config.completion_keep if keep is None else share("keep", keep)
         if rule == "threshold":
             return threshold_inclusion(
                 batch.advantages_PG,
@@ -257,8 +281,6 @@ class Pruner:
             )[rows]
         if rule == "uniform":
             return uniform_inclusion(batch.live_PG[rows], keep=keep)
-        if rule == "inert":
-            return uniform_inclusion(batch.live_PG[rows], keep=1.0)
         cost = batch.cost_PG[rows]
         return proportional_inclusion(norm[rows] / np.sqrt(cost), keep=keep, cost=cost)
 

@@ -535,8 +535,6 @@ BAD_IDS = [
     pytest.param([[1, 2]], id="two dimensions"),
     pytest.param([[1], [2, 3]], id="ragged"),
     pytest.param([], id="empty"),
-    pytest.param([4, 4], id="duplicate numbers"),
-    pytest.param(["x", "x"], id="duplicate texts"),
 ]
 
 
@@ -843,3 +841,53 @@ def test_rows_that_are_not_those_of_the_window_are_an_error():
     window = pruner.select_prompts(candidates(0), count=K, step=0)
     with pytest.raises(dppo.InvalidInputError, match=f"{K} prompts"):
         pruner.select_completions(rewards_of(candidates(0), 0), step=0, prompts=window)
+
+
+def test_a_prompt_that_comes_twice_is_visited_twice_in_order():
+    rewards = [[1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1], [1, 1, 0, 0]]
+    together, apart = PromptHistory(), PromptHistory()
+    together.observe([7, 3, 7, 7], rewards)
+    for prompt_id, row in zip([7, 3, 7, 7], rewards, strict=True):
+        apart.observe([prompt_id], [row])
+    for mine, theirs in zip(together.predict([3, 7], group=4), apart.predict([3, 7], group=4)):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)  # sums are float32
+    np.testing.assert_allclose(together.magnitude([7])[0], apart.magnitude([7])[0], rtol=1e-6)
+
+
+def test_a_window_may_hold_a_prompt_twice():
+    pruner = make(prompt_keep=0.5)
+    pruner.observe([5, 6], [[1, 0], [0, 0]], step=0)
+    window = pruner.select_prompts([5, 5, 6, 6], count=2, step=1)
+    assert window.pi[0] == window.pi[1] > window.pi[2] == window.pi[3]
+
+
+def test_keep_of_a_generation_replaces_the_configured_one():
+    pruner = make(prompt_keep=0.5, completion_keep=0.25, completion_rule="threshold")
+    assert pruner.select_prompts(range(4), count=4, step=0, keep=1.0).pi.tolist() == [1.0] * 4
+    with pytest.raises(dppo.InvalidInputError, match="window of 4"):
+        pruner.select_prompts(range(8), count=4, step=1, keep=1.0)
+    every = pruner.select_completions([[1, 0, 0, 0], [1, 1, 1, 1]], step=0, keep=1.0)
+    assert every.pi.tolist() == [[1.0] * 4, [0.0] * 4]
+    for keep in (0, 1.5, float("nan")):
+        with pytest.raises(dppo.InvalidInputError, match="keep"):
+            pruner.select_completions([[1, 0, 0, 0]], step=0, keep=keep)
+
+
+@pytest.mark.parametrize("rule", ["proportional", "threshold"])
+def test_beliefs_decide_until_there_is_a_history(rule):
+    believed = [0.5, 0.5, 0.0, 1.0]
+    pruner = make(prompt_keep=0.5, prompt_rule=rule)
+    pi = pruner.select_prompts(range(4), count=2, step=0, solve_rate=believed).pi
+    assert pi == pytest.approx([pi[0], pi[0], pi[2], pi[2]], rel=1e-12)  # rounding
+    assert pi[0] > pi[2] > 0
+    for step in range(1, 6):  # what was seen contradicts what was believed
+        pruner.observe(range(4), [[1, 1], [0, 0], [1, 0], [0, 1]], step=step)
+    pi = pruner.select_prompts(range(4), count=2, step=6, solve_rate=believed).pi
+    assert pi[0] == pytest.approx(pi[1])
+    assert pi[0] < pi[2]
+
+
+@pytest.mark.parametrize("rates", [[0.5], [0.5, 1.5, 0, 1], [0.5, float("nan"), 0, 1], "abcd"])
+def test_beliefs_that_are_none_are_an_error(rates):
+    with pytest.raises(dppo.InvalidInputError, match="solve_rate"):
+        make(prompt_keep=0.5).select_prompts(range(4), count=2, step=0, solve_rate=rates)

@@ -29,7 +29,8 @@ from dppo.cli.job import Job, checkpoint_step
 from dppo.cli.progress import ProgressReporter
 from dppo.cli.summary import make_summary, summary_lines
 from dppo.errors import ConfigurationError
-from dppo.trl import DPPOConfig, DPPOTrainer, pruning_state
+from dppo.trl import DPPOConfig, DPPOTrainer
+from dppo.trl.resume import restore
 from dppo.trl.reward_contract import checked
 
 INTERRUPTED = 130
@@ -143,8 +144,8 @@ def _carry_out(job: Job, trainer: DPPOTrainer, outcome: _Outcome) -> None:
     resume = config.resume_from_checkpoint
     is_main = trainer.is_world_process_zero()
     reporter = ProgressReporter(phase=lambda: trainer.phase, enabled=is_main)
-    if resume and config.decides:  # refused now, not after an evaluation
-        pruning_state.load(resume, pruner=trainer.pruner, shadow=not config.prunes)
+    if resume:  # refused now, not after an evaluation
+        restore(trainer, resume)
     path = Path(str(config.output_dir)) / "metrics.jsonl"
     open_metrics = partial(MetricsFile, path, keep_until=checkpoint_step(resume))
     trainer.add_callback(RunCallback(reporter, open_metrics if is_main else None))

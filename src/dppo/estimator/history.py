@@ -53,6 +53,9 @@ STRENGTH = (0.05, 100.0)
 FEW_PROMPTS = 8
 """Below this many known prompts nothing is fitted: the prior is Beta(1/2, 1/2)."""
 
+LEAST_PRIOR = 0.05
+"""Smallest pseudo-count of right or wrong completions."""
+
 MOST_ID = 2**63 - 1
 """Keys above it are hashes of texts."""
 
@@ -102,13 +105,14 @@ class PromptHistory:
         """Add one visit to each of the prompts.
 
         Args:
-            prompt_ids: One id for each row, no id twice.
+            prompt_ids: One id for each row. An id that comes twice (a data set may hold a prompt
+                twice) is visited twice, in the order of the rows.
             rewards_PG: Shape (P, G). NaN means no score; a prompt without any is passed over.
             lengths_PG: Shape (P, G). Cost of each completion; None: all the same.
             scale: How advantages are scaled, see `group_advantages`.
 
         Raises:
-            InvalidInputError: Wrong shapes, an id twice, or an id that is none.
+            InvalidInputError: Wrong shapes, or an id that is none.
         """
         keys, rewards = check_visit(prompt_ids, rewards_PG, lengths_PG)
         visit = _visit(rewards_PG, lengths_PG, scale)
@@ -117,7 +121,13 @@ class PromptHistory:
         if not keys.size:
             return
         self._note_values(rewards[~np.isnan(rewards)])
-        self._insert(keys)
+        self._insert(np.unique(keys))
+        earlier = _earlier(keys)
+        for turn in range(int(earlier.max()) + 1):
+            self._add(keys[earlier == turn], visit[:, earlier == turn])
+
+    def _add(self, keys: Keys, visit: Floats) -> None:
+        """One visit to each of the known `keys`, no key twice."""
         place = np.searchsorted(self._keys, keys)
         before = self._sums[:, place]
         self._sums[:, place] = self.discount * before.astype(np.float64) + visit
@@ -126,12 +136,24 @@ class PromptHistory:
         self._moments += self._moments_of(after) - self._moments_of(before)
 
     def predict(
-        self, prompt_ids: Sequence[int | str] | NDArray[Any], *, group: int, scale: str = "group"
+        self,
+        prompt_ids: Sequence[int | str] | NDArray[Any],
+        *,
+        group: int,
+        scale: str = "group",
+        solve_rate_P: Floats | None = None,
     ) -> tuple[Floats, Floats]:
         """Predicted signal and cost of the next visit, each relative, shape (P,).
 
         The signal is the mean squared advantage of the group: the second moment of its gradient,
         up to a factor that all prompts share.
+
+        Args:
+            prompt_ids: The prompts.
+            group: Completions of the next visit, G.
+            scale: How advantages are scaled.
+            solve_rate_P: Shape (P,), in [0, 1]. What is believed of each prompt beforehand, worth
+                one visit, in place of the prior fitted to all prompts.
         """
         sums = self._lookup(prompt_ids)
         visits, scores, reward, signal, _, cost = sums
@@ -139,16 +161,21 @@ class PromptHistory:
         shrink = visits + PRIOR_VISITS
         predicted_cost = (cost + PRIOR_VISITS * overall["cost"]) / shrink
         if len(self._values) > 2:
-            shrunk = (signal + PRIOR_VISITS * overall["signal"]) / shrink
+            expected = overall["signal"] * _relative_signal(solve_rate_P, group)
+            shrunk = (signal + PRIOR_VISITS * expected) / shrink
             return np.maximum(shrunk, np.finfo(np.float64).tiny), predicted_cost
         low, high = self._range()
         right = np.clip((reward - low * scores) / (high - low), 0.0, scores)
-        prior_right, prior_wrong = self.prior()
+        prior_right, prior_wrong = self._prior_counts(solve_rate_P, group)
         a, b = prior_right + right, prior_wrong + (scores - right)
         if scale == "group":
             live = 1.0 - _power_moment(a, b, group) - _power_moment(b, a, group)
             return np.maximum(live, np.finfo(np.float64).tiny), predicted_cost
         return a * b / ((a + b) * (a + b + 1)), predicted_cost
+
+    def visited(self, prompt_ids: Sequence[int | str] | NDArray[Any]) -> NDArray[np.bool_]:
+        """Which of the prompts have been observed, shape (P,)."""
+        return self._lookup(prompt_ids)[0] > 0
 
     def magnitude(self, prompt_ids: Sequence[int | str] | NDArray[Any]) -> tuple[Floats, float]:
         """Mean |A| of the past visits of each prompt, NaN if there were none; and that of all."""
@@ -165,6 +192,15 @@ class PromptHistory:
         between = max(float(square - mean**2 - sampling), 1e-4)
         strength = float(np.clip(mean * (1 - mean) / between - 1, *STRENGTH))
         return mean * strength, (1 - mean) * strength
+
+    def _prior_counts(
+        self, solve_rate_P: Floats | None, group: int
+    ) -> tuple[Floats | float, Floats | float]:
+        if solve_rate_P is None:
+            return self.prior()
+        # A belief of exactly 0 or 1 must not abandon the prompt.
+        right, wrong = group * solve_rate_P, group * (1 - solve_rate_P)
+        return np.maximum(right, LEAST_PRIOR), np.maximum(wrong, LEAST_PRIOR)
 
     def state_dict(self) -> dict[str, Any]:
         """Arrays and numbers; `load_state_dict` restores exactly what was saved."""
@@ -246,21 +282,13 @@ def check_visit(
 ) -> tuple[Keys, Floats]:
     """Keys and rewards of a visit, after checking that its arrays belong together."""
     rewards = check_rewards(rewards_PG)
-    keys = distinct_keys(prompt_ids)
+    keys = prompt_keys(prompt_ids)
     same_shape("prompt_ids", keys, rewards.shape[:1])
     if lengths_PG is not None:
         lengths = finite("lengths_PG", lengths_PG, ndim=2)
         same_shape("lengths_PG", lengths, rewards.shape)
         reject("lengths_PG", lengths, lengths < 0, "must be >= 0")
     return keys, rewards
-
-
-def distinct_keys(prompt_ids: Sequence[int | str] | NDArray[Any]) -> Keys:
-    """`prompt_keys`, and no id twice."""
-    keys = prompt_keys(prompt_ids)
-    if np.unique(keys).size != keys.size:
-        raise InvalidInputError("prompt_ids holds an id twice; a visit is one group per prompt")
-    return keys
 
 
 def prompt_keys(prompt_ids: Sequence[int | str] | NDArray[Any]) -> Keys:
@@ -285,6 +313,25 @@ def prompt_keys(prompt_ids: Sequence[int | str] | NDArray[Any]) -> Keys:
         for text in array.tolist()
     ]
     return np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64) | np.uint64(1 << 63)
+
+
+def _earlier(keys: Keys) -> NDArray[np.int64]:
+    """How often each key has come before, shape (P,): 0 at its first place."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    place = np.arange(keys.size)
+    starts = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    earlier = np.empty(keys.size, dtype=np.int64)
+    earlier[order] = place - np.maximum.accumulate(np.where(starts, place, 0))
+    return earlier
+
+
+def _relative_signal(solve_rate_P: Floats | None, group: int) -> Floats | float:
+    """Chance that a group has a signal, relative to the mean of these prompts; 1 if not known."""
+    if solve_rate_P is None:
+        return 1.0
+    live = 1 - solve_rate_P**group - (1 - solve_rate_P) ** group
+    return np.maximum(live, LEAST_PRIOR) / float(np.maximum(live, LEAST_PRIOR).mean())
 
 
 def _visit(rewards_PG: ArrayLike, lengths_PG: ArrayLike | None, scale: str) -> Floats:

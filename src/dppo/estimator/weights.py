@@ -20,7 +20,13 @@ from dppo._checks import Floats, finite, natural, one_of, reject, same_shape
 from dppo.errors import InvalidInputError, UnsupportedLossError
 from dppo.types import check_inclusion
 
-__all__ = ["Denominator", "gradient_factor", "loss_denominator", "two_phase_inclusion"]
+__all__ = [
+    "Denominator",
+    "gradient_factor",
+    "loss_denominator",
+    "prompt_phase_factor",
+    "two_phase_inclusion",
+]
 
 Kind = Literal["rows", "generation tokens", "micro-batch tokens"]
 KINDS: tuple[Kind, ...] = ("rows", "generation tokens", "micro-batch tokens")
@@ -120,6 +126,49 @@ def gradient_factor(
     same_shape("full_tokens_N", full, weight.shape)
     # The host clamps an empty mean's denominator to 1; a row without tokens has no gradient.
     return weight * max(tokens, 1) / np.maximum(full, 1.0)
+
+
+def prompt_phase_factor(
+    kind: Kind, pi_prompt_P: ArrayLike, *, candidates: int, tokens_P: ArrayLike
+) -> float:
+    """What to multiply gradients by when the host divided by the prompts that were rolled out.
+
+        rows                 K / M                      the host's K * G rows become M * G
+        generation tokens    sum(T_q) / sum(T_q / pi_q)  the token total becomes its estimate
+
+    The first is exact. The second divides one estimate by another: its bias is O(1 / K).
+
+    Args:
+        kind: Of the loss type.
+        pi_prompt_P: Shape (K,). Inclusion probability of each prompt that was rolled out.
+        candidates: Prompts of the window they were drawn from, M.
+        tokens_P: Shape (K,). Loss tokens of each prompt's completions, T_q.
+
+    Raises:
+        UnsupportedLossError: The host divides by the tokens of a micro-batch: with one prompt in
+            it, the weight would cancel.
+
+    Example:
+        >>> from dppo.estimator.weights import prompt_phase_factor
+        >>> prompt_phase_factor("rows", [0.5, 0.5], candidates=4, tokens_P=[3, 3])
+        0.5
+    """
+    pi = check_inclusion(pi_prompt_P, name="pi_prompt_P", ndim=1)
+    reject("pi_prompt_P", pi, pi == 0, "must be > 0: the prompt was rolled out")
+    if natural("candidates", candidates) < pi.size:
+        raise InvalidInputError(f"candidates={candidates} is less than the {pi.size} rolled out")
+    if kind == "rows":
+        return pi.size / candidates
+    if kind == "generation tokens":
+        tokens = finite("tokens_P", tokens_P, ndim=1)
+        same_shape("tokens_P", tokens, pi.shape)
+        total = float((tokens / pi).sum())
+        return float(tokens.sum()) / total if total > 0 else 1.0
+    raise UnsupportedLossError(
+        "prompts cannot be pruned under a mean over the tokens of a micro-batch (loss_type "
+        "'bnpo', or any entropy bonus): what it divides by depends on which prompts share the "
+        "micro-batch, and with one prompt in it the weight would cancel. Set prompt_keep=1.0"
+    )
 
 
 def two_phase_inclusion(pi_prompt_P: ArrayLike, pi_completion_PG: ArrayLike) -> Floats:

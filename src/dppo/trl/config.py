@@ -2,13 +2,15 @@
 
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from dppo.config import PruneConfig
-from dppo.errors import ConfigurationError
+from dppo.errors import ConfigurationError, UnsupportedLossError
 from dppo.estimator.weights import loss_denominator
+from dppo.estimator.windows import window_size
 
 __all__ = ["DPPOConfig"]
 
@@ -39,7 +41,31 @@ class DPPOConfig(GRPOConfig):
         sampling_design (`str`, *optional*, defaults to `"systematic"`):
             `"systematic"` or `"poisson"`.
         prompt_keep (`float`, *optional*, defaults to `1.0`):
-            Share of the candidate prompts that is rolled out. This version takes `1.0` only.
+            Share of the candidate prompts that is rolled out: the K prompts of a generation are
+            drawn from a window of M = floor(K / prompt_keep + 1/2), by what their past visits
+            promise. `1.0`: the host's sampler, which rolls out all. K is what is rolled out; to
+            compare with a run at batch B, configure K = prompt_keep * B.
+        prompt_rule (`str`, *optional*, defaults to `"proportional"`):
+            `"proportional"` to the predicted gradient norm per square root of cost; `"threshold"`,
+            the paper's rule; `"uniform"`.
+        prompt_prune_rate (`float`, *optional*, defaults to `0.5`):
+            The paper's r_q, for `prompt_rule="threshold"`.
+        prompt_id_column (`str`, *optional*):
+            Column that names a prompt, a whole number or a text, by which its visits are
+            remembered. Default: a hash of the prompt, so that equal prompts share a history.
+        prompt_prior_column (`str`, *optional*):
+            Column with the solve rate in [0, 1] that is believed of each prompt beforehand, worth
+            one visit.
+        allow_single_epoch (`bool`, *optional*, defaults to `False`):
+            Allow `prompt_keep < 1` though no prompt is visited twice, so that nothing is known of
+            any and the draw is uniform.
+        prune_warmup_steps (`int`, *optional*, defaults to `0`):
+            Optimizer steps at the start in which nothing is pruned. Source: InfoBatch (Qin et al.,
+            2024), whose first epoch has no history either.
+        prune_until (`float`, *optional*, defaults to `1.0`):
+            Share of the optimizer steps after which nothing is pruned any more; InfoBatch takes
+            0.875. Where nothing is pruned, every completion with a gradient is trained on and a
+            window is its K prompts; the number of steps stays what it was.
         signal_reward (`str`, *optional*):
             Name of a reward function. Groups whose completions all get the same score from it have
             advantage 0, whatever the other rewards say: length or format shaping then cannot make a
@@ -88,7 +114,36 @@ class DPPOConfig(GRPOConfig):
     )
     prompt_keep: float = field(
         default=1.0,
-        metadata={"help": "Share of candidate prompts rolled out; this version takes 1.0 only."},
+        metadata={
+            "help": "Share of candidate prompts rolled out: K are drawn from a window of "
+            "floor(K / prompt_keep + 1/2). 1.0: all of them."
+        },
+    )
+    prompt_rule: str = field(
+        default="proportional",
+        metadata={"help": "'proportional', 'threshold' (the paper's) or 'uniform'."},
+    )
+    prompt_prune_rate: float = field(
+        default=0.5, metadata={"help": "The paper's r_q, for prompt_rule='threshold'."}
+    )
+    prompt_id_column: str | None = field(
+        default=None,
+        metadata={"help": "Column that names a prompt. Default: a hash of the prompt."},
+    )
+    prompt_prior_column: str | None = field(
+        default=None,
+        metadata={"help": "Column with the solve rate believed of each prompt, in [0, 1]."},
+    )
+    allow_single_epoch: bool = field(
+        default=False,
+        metadata={"help": "Allow prompt_keep < 1 though no prompt is visited twice."},
+    )
+    prune_warmup_steps: int = field(
+        default=0, metadata={"help": "Optimizer steps at the start in which nothing is pruned."}
+    )
+    prune_until: float = field(
+        default=1.0,
+        metadata={"help": "Share of the optimizer steps after which nothing is pruned any more."},
     )
     signal_reward: str | None = field(
         default=None,
@@ -125,24 +180,116 @@ class DPPOConfig(GRPOConfig):
             self.dataloader_pin_memory = False  # there is nothing to pin it for
             logger.info("no accelerator found: training in float32 (set bf16=True to override)")
         super().__post_init__()
-        if self.prompt_keep != 1:
-            raise ConfigurationError(
-                f"prompt_keep={self.prompt_keep!r}: this version of the trainer prunes completions "
-                "only; set prompt_keep=1.0"
-            )
+        self.prune_config()
+        _check_annealing(self)
         if self.prunes:
             _check_exact(self)
-        self.prune_config()
+        if self.prunes_prompts:
+            _check_prompt_phase(self)
+
+    @classmethod
+    def paper(
+        cls,
+        output_dir: str | None = None,
+        *,
+        prompt_prune_rate: float = 0.5,
+        completion_prune_rate: float = 0.5,
+        **options: Any,
+    ) -> "DPPOConfig":
+        """The paper's two rules (arXiv 2603.04135), corrected to be exact.
+
+        The paper's: a prompt whose past mean |A| is below average is pruned with probability r_q;
+        of its completions those with |A| below the group's mean, with probability r_o; what is left
+        is weighted by 1 / (1 - r). Corrected: its algorithm drops a fixed number of them, which is
+        not what that weight belongs to, and divides by what is left; here every one has its
+        probability, and the denominator is the full batch's.
+
+        Unknown: the paper's public pages name no r_q, r_o, window, warm-up or annealing, only
+        that the variance stays bounded up to rates of 0.7. Ours: both rates 0.5; windows of which
+        exactly K prompts are rolled out, `prompt_keep` = 1 - r_q / 2, which is what r_q leaves when
+        half of the prompts are below average; no warm-up (without a history the draw is uniform)
+        and no annealing (`prune_until=1.0`).
+
+        Args:
+            output_dir: As for the class.
+            prompt_prune_rate: r_q, in [0, 1); 0 leaves prompts alone.
+            completion_prune_rate: r_o, in [0, 1); 0 leaves out inert completions only.
+            **options: All other fields.
+
+        Raises:
+            ConfigurationError: As the class does.
+
+        Example:
+            >>> from dppo.trl import DPPOConfig
+            >>> args = DPPOConfig.paper("out", prompt_prune_rate=0.4, report_to="none")
+            >>> args.prompt_rule, args.prompt_keep
+            ('threshold', 0.8)
+        """
+        given = {
+            "completion_rule": "threshold",
+            "completion_prune_rate": completion_prune_rate,
+            "prompt_rule": "threshold",
+            "prompt_prune_rate": prompt_prune_rate,
+            "prompt_keep": 1 - prompt_prune_rate / 2,
+        }
+        return cls(output_dir, **{**given, **options})
 
     @property
-    def prunes(self) -> bool:
+    def prunes_completions(self) -> bool:
         """Whether completions are pruned; not in shadow mode."""
         return isinstance(self.completion_keep, float) and self.completion_keep != 1
 
     @property
+    def prunes_prompts(self) -> bool:
+        """Whether prompts are drawn from a window of candidates."""
+        return self.prompt_keep != 1
+
+    @property
+    def prunes(self) -> bool:
+        """Whether anything is pruned; not in shadow mode."""
+        return self.prunes_completions or self.prunes_prompts
+
+    @property
     def decides(self) -> bool:
         """Whether pruning is decided, if only to log it."""
-        return self.completion_keep != 1.0
+        return self.completion_keep != 1.0 or self.prunes_prompts
+
+    @property
+    def prompts_per_generation(self) -> int:
+        """Prompts rolled out in a generation, K, all ranks."""
+        assert self.generation_batch_size is not None  # the host fills it in
+        return self.generation_batch_size // self.group_size
+
+    @property
+    def group_size(self) -> int:
+        """Completions of a prompt, G."""
+        assert self.num_generations is not None
+        return self.num_generations
+
+    @property
+    def batches_per_generation(self) -> int:
+        """Batches of the loader, or micro-steps, that one generation serves."""
+        return self.generation_steps * self.num_iterations
+
+    @property
+    def candidates_per_generation(self) -> int:
+        """Prompts of a window, M."""
+        return window_size(self.prompts_per_generation, keep=self.prompt_keep)
+
+    @property
+    def order_seed(self) -> int:
+        """What the order of the prompts depends on."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+    def keep_at(self, step: int, max_steps: int) -> float | None:
+        """1.0 where nothing is pruned in an optimizer step, None where the configured rates hold.
+
+        Args:
+            step: Of the optimizer, from 0.
+            max_steps: Of the run.
+        """
+        pruned = self.prune_warmup_steps <= step < self.prune_until * max_steps
+        return None if pruned else 1.0
 
     @property
     def generation_steps(self) -> int:
@@ -167,7 +314,33 @@ class DPPOConfig(GRPOConfig):
             completion_rule=self.completion_rule,
             completion_prune_rate=self.completion_prune_rate,
             sampling_design=self.sampling_design,
+            prompt_keep=self.prompt_keep,
+            prompt_rule=self.prompt_rule,
+            prompt_prune_rate=self.prompt_prune_rate,
+            advantage_scale=str(self.scale_rewards) if self.prunes_prompts else "group",
+            observation_lag=self.observation_lag if self.prunes_prompts else 0,
         )
+
+    @property
+    def observation_lag(self) -> int:
+        """Generations that the loader works ahead, so that a window cannot wait for them.
+
+        One generation serves R = steps_per_generation * num_iterations batches of the loader. The
+        trainer fetches the batches of an optimizer step (A of them) before it runs the first, the
+        loader one more, its workers W * prefetch. So the window of generation g, whose first batch
+        is number g R, is asked for before micro-step floor((g R - 1 - W * prefetch) / A) A.
+        """
+        batches = self.batches_per_generation
+        accumulation = self.gradient_accumulation_steps
+        workers = self.dataloader_num_workers
+        ahead = workers * (self.dataloader_prefetch_factor or 2)
+        lag = 0
+        # It repeats after `accumulation` generations, once the start is over.
+        for window in range(1, 2 * accumulation + ahead // batches + 3):
+            micro_step = (window * batches - 1 - ahead) // accumulation * accumulation
+            rolled_out = -(-max(micro_step, 0) // batches)
+            lag = max(lag, window - rolled_out)
+        return lag
 
 
 def _completion_keep(value: float | str | None) -> float | str:
@@ -204,6 +377,50 @@ def _check_exact(config: DPPOConfig) -> None:
         raise ConfigurationError(
             "use_adaptive_entropy=True steers by the entropy of the rows it sees, which pruning "
             f"changes; use a fixed entropy_coef, {off}"
+        )
+
+
+def _check_annealing(config: DPPOConfig) -> None:
+    if config.prune_warmup_steps < 0:
+        raise ConfigurationError(f"prune_warmup_steps={config.prune_warmup_steps}: must be >= 0")
+    if not 0 <= config.prune_until <= 1:
+        raise ConfigurationError(f"prune_until={config.prune_until}: must be between 0 and 1")
+
+
+def _check_prompt_phase(config: DPPOConfig) -> None:
+    """Refuse what prompt pruning would make wrong, or could not do at all."""
+    off = "or set prompt_keep=1.0"
+    bonus = config.entropy_coef != 0
+    if bonus or loss_denominator(config.loss_type).kind == "micro-batch tokens":
+        cause = (
+            f"entropy_coef={config.entropy_coef}" if bonus else f"loss_type={config.loss_type!r}"
+        )
+        raise UnsupportedLossError(
+            f"{cause} divides by the tokens of a micro-batch; which prompts share one depends on "
+            "the draw, and with one prompt in it the weight would cancel. Use another loss_type "
+            f"and entropy_coef=0, {off}"
+        )
+    if isinstance(config.completion_keep, str):
+        raise ConfigurationError(
+            f"completion_keep={config.completion_keep!r} trains as if nothing were pruned, "
+            f"but prompt_keep={config.prompt_keep} prunes prompts; give a rate or 1.0, {off}"
+        )
+    if config.ignore_data_skip:
+        raise ConfigurationError(
+            "ignore_data_skip=True would roll out the prompts of this epoch again after a resume; "
+            f"skipping costs no generation here. Set it to False, {off}"
+        )
+    if config.prompt_id_column is not None and config.remove_unused_columns:
+        raise ConfigurationError(
+            f"remove_unused_columns=True removes the column {config.prompt_id_column!r} "
+            "(prompt_id_column) from the rows; set it to False"
+        )
+    rolled_out, candidates = config.prompts_per_generation, config.candidates_per_generation
+    if candidates == rolled_out:
+        raise ConfigurationError(
+            f"prompt_keep={config.prompt_keep} has nothing to choose from: a generation rolls out "
+            f"{rolled_out} prompt{'s' * (rolled_out > 1)}, from a window of as many. Lower it, "
+            "raise the number of prompts per generation, or set prompt_keep=1.0"
         )
 
 

@@ -24,10 +24,13 @@ WRAPPED = {
         *("pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes"),
         *("token_type_ids", "mm_token_type_ids", "image_position_ids"),
     ),
+    "_get_train_sampler": ("dataset",),
     "_load_optimizer_and_scheduler": ("checkpoint",),
     "_prepare_inputs": ("generation_batch",),
     "_save_checkpoint": ("model", "trial"),
+    "get_train_dataloader": (),
     "compute_loss": ("model", "inputs", "return_outputs", "num_items_in_batch"),
+    "train": ("resume_from_checkpoint", "trial", "ignore_keys_for_eval"),
     "training_step": ("model", "inputs", "num_items_in_batch"),
 }
 """Every method of `GRPOTrainer` that `DPPOTrainer` wraps, with its parameters after self."""
@@ -38,7 +41,7 @@ ATTRIBUTES = (
     *("importance_sampling_level", "loss_type", "mask_truncated_completions"),
     *("multi_objective_aggregation", "num_generations", "num_iterations", "reward_func_names"),
     *("reward_weights",),
-    *("scale_rewards", "temperature", "use_vllm"),
+    *("scale_rewards", "shuffle_dataset", "temperature", "use_vllm"),
 )
 """Every attribute of a constructed `GRPOTrainer` that is read or written."""
 

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from dppo.estimator.advantages import constant_groups, group_advantages
 from dppo.estimator.sizes import DEFAULT_ADVANTAGE_FLOOR
-from dppo.estimator.weights import loss_denominator
+from dppo.estimator.weights import Kind, loss_denominator, prompt_phase_factor
 from dppo.pruner import DROP_REASONS, Pruner
 from dppo.trl import schedule
 from dppo.trl.schedule import Geometry, MicroBatch, Segment
+from dppo.trl.windows import Window
 from dppo.types import CompletionChoice
 
 Floats = NDArray[np.float64]
@@ -40,6 +41,24 @@ class Rows:
         """Columns as `Rollout.facts` lays them out."""
         prompt, completion, loss = facts_N4[:, :3].T.astype(np.int64)
         return cls(prompt, completion, loss, facts_N4[:, 3])
+
+
+@dataclass(frozen=True)
+class Basis:
+    """All that a generation is decided from, the same on every rank; a decision follows from it."""
+
+    generation: int
+    window_left: int
+    """Micro-steps until the optimizer step under way closes."""
+    keep: float | None
+    """Rate in place of the configured one."""
+    facts_N4: Floats
+    """As `Rollout.facts` lays them out, of all ranks."""
+    rewards_NF: NDArray[np.float32]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and arrays."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -69,17 +88,49 @@ class Decision:
     """This rank's, one for every micro-step; None where nothing is left to run."""
     scoring_bins: list[NDArray[np.int64]]
     """This rank's rows that the old and reference passes must score, in bins: any pass's."""
+    rewards_PG: NDArray[np.floating[Any]]
+    window: Window | None
+    """The candidates whose prompts these are, if prompts were drawn."""
+
+    def prompt_factor(self, kind: Kind) -> float:
+        """What to multiply gradients by, because the host divides by what was rolled out."""
+        if self.window is None:
+            return 1.0
+        return prompt_phase_factor(
+            kind,
+            self.window.pi,
+            candidates=len(self.window.ids_M),
+            tokens_P=self.rows.loss_tokens.reshape(self.rewards_PG.shape).sum(axis=1),
+        )
+
+    @cached_property
+    def reward(self) -> float:
+        """Estimate of the mean reward of the candidates; without a window, the mean reward."""
+        scored_PG = ~np.isnan(self.rewards_PG)
+        count_P = scored_PG.sum(axis=1)
+        mean_P = np.where(scored_PG, self.rewards_PG, 0.0).sum(axis=1) / np.maximum(count_P, 1)
+        weight_P = np.ones(len(mean_P)) if self.window is None else 1 / self.window.pi
+        prompts = len(mean_P) if self.window is None else len(self.window.ids_M)
+        judged = prompts - float(weight_P[count_P == 0].sum())
+        return float((weight_P * mean_P).sum()) / judged if judged > 0 else float("nan")
 
     def denominators(self, segment: Segment, geometry: Geometry, *, rank: int) -> dict[str, float]:
-        """Rows and loss tokens of a segment before pruning, of one rank."""
+        """Rows and loss tokens of a segment before pruning, of one rank.
+
+        Where prompts were pruned, rows are the candidates' and tokens an estimate of theirs.
+        """
         first = segment.iteration * geometry.steps_per_generation
         place = first + self.micro_step_N
         here = (place >= segment.first) & (place < segment.last)
         mine = np.arange(len(here)) // geometry.rows == rank
         tokens = self.rows.loss_tokens * (here & mine)
         live = self.choices[segment.iteration].live.ravel()
+        rows = float((here & mine).sum())
+        if self.window is not None:
+            tokens = tokens * np.repeat(1 / self.window.pi, self.rewards_PG.shape[1])
+            rows *= len(self.window.ids_M) / len(self.window.ids)
         return {
-            "rows": float((here & mine).sum()),
+            "rows": rows,
             "tokens": float(tokens.sum()),
             "live_tokens": float((tokens * live).sum()),
         }
@@ -176,6 +227,8 @@ def decide(
     loss_type: str,
     other_terms: bool,
     sort: bool,
+    keep: float | None = None,
+    window: Window | None = None,
 ) -> Decision:
     """Choose the survivors of every pass and lay them out over the micro-steps.
 
@@ -190,6 +243,8 @@ def decide(
         loss_type: The host's.
         other_terms: Whether a term of the loss (KL, entropy) acts where the advantage is 0.
         sort: Whether rows of like length share micro-batches.
+        keep: Rate in place of the configured one.
+        window: The candidates that the prompts were drawn from.
     """
     shape = told.rewards_PG.shape
     cut = schedule.segments(geometry, window_left=window_left)
@@ -203,6 +258,7 @@ def decide(
             told.rewards_PG,
             step=generation,
             advantages_PG=told.advantages_PG,
+            prompts=None if window is None else window.selection,
             surprisal_PG=_surprisal(rows.surprisal, shape),
             lengths_PG=length_N.reshape(shape),
             # The host rounds in float32: a row whose advantage is exactly 0 here may be 1e-8 there.
@@ -215,6 +271,7 @@ def decide(
             dead_P=told.dead_P,
             advantage_floor=DEFAULT_ADVANTAGE_FLOOR if other_terms else 0.0,
             denominator_PG=np.maximum(full_tokens_N, 1).reshape(shape) if own_divisor else None,
+            keep=keep,
         )
         for iteration in range(geometry.iterations)
     ]
@@ -242,6 +299,8 @@ def decide(
         micro_step_N=micro_step_N,
         micro_batches=micro_batches,
         scoring_bins=_scoring_bins(choices, length_N, geometry, rank),
+        rewards_PG=told.rewards_PG,
+        window=window,
     )
 
 

@@ -41,7 +41,15 @@ class Gate:
         return self.scores
 
     @classmethod
-    def of(cls, micro_batch: MicroBatch, *, kind: Kind, full_rows: int, loss_tokens: int) -> "Gate":
+    def of(
+        cls,
+        micro_batch: MicroBatch,
+        *,
+        kind: Kind,
+        full_rows: int,
+        loss_tokens: int,
+        prompt_factor: float = 1.0,
+    ) -> "Gate":
         """Factors that turn the host's loss on these rows into their share of the full batch's."""
 
         def factor(of: Kind) -> Tensor:
@@ -56,7 +64,8 @@ class Gate:
             return torch.from_numpy(values)
 
         weight_R = torch.from_numpy(micro_batch.weight_R)
-        return cls(weight_R, factor(kind), factor("micro-batch tokens"))
+        # With prompts pruned there is no entropy bonus.
+        return cls(weight_R, factor(kind) * prompt_factor, factor("micro-batch tokens"))
 
 
 def scale_gradient(value_RT: Tensor, factor_R: Tensor) -> Tensor:

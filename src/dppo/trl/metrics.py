@@ -62,18 +62,38 @@ def log_decision(trainer: Any) -> None:
     for reason in DROP_REASONS:
         counts = [choice.dropped[reason] for choice in decision.choices]
         logged[f"dppo/dropped/{reason}"].append(sum(counts) / len(counts))
+    logged["dppo/reward/ht"].append(decision.reward)
+    if decision.window is not None:
+        _log_prompts(trainer, decision)
     trainer._notices.live(of_pruner["completions/live"], decision.choices[0].dropped)
     per_step = decision.kept_per_micro_step() * trainer.args.gradient_accumulation_steps
     trainer._notices.few(per_step)
     if trainer.args.prunes:
         trainer._totals.add(decision, of_pruner.get("weight/ess"))
     else:
-        trainer._totals.add_unpruned(decision.rows.completion_tokens)
+        trainer._totals.add_unpruned(decision.rows.completion_tokens, group=trainer.num_generations)
     if trainer.log_completions:
         choice = decision.choices[0]
         why = [DROP_REASONS[i] if i >= 0 else "" for i in choice.reason.ravel().tolist()]
         trainer._logs["extra"]["weight"].extend(choice.weight.ravel().tolist())
         trainer._logs["extra"]["dropped"].extend(why)
+
+
+def _log_prompts(trainer: Any, decision: Any) -> None:
+    """Metrics of the window that the prompts of a generation were drawn from."""
+    logged, window = trainer._metrics["train"], decision.window
+    candidates, rolled_out = len(window.ids_M), len(window.ids)
+    values = {
+        "keep": rolled_out / candidates,
+        "candidates": candidates,
+        "rolled_out": rolled_out,
+        "sampled_out": candidates - rolled_out,
+        "live": float(decision.choices[0].live.any(axis=1).mean()),
+        "visited": float(trainer.pruner.visited(window.ids_M).mean()),
+        "weight/max": float((1 / window.pi).max()),
+    }
+    for name, value in values.items():
+        logged[f"dppo/prompts/{name}"].append(value)
 
 
 def log_unweighted(trainer: Any, local_rows: int) -> None:

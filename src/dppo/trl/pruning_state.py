@@ -1,59 +1,181 @@
-"""The pruning state beside the host's checkpoint: JSON, written atomically, never pickle."""
+"""What of a run's pruning is in its checkpoints, and whether it belongs to the run that resumes.
 
-import json
+* `dppo_state.json`, `.npz`: generation counter, options, history of the prompts, windows;
+* `dppo_generation_<rank>.json`, `.npz`: the generation under way, when a step ended inside it.
+"""
+
 import logging
-import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
 from dppo.errors import ConfigurationError
-from dppo.pruner import Pruner
+from dppo.trl import state_files
+from dppo.trl.decision import Basis
+from dppo.trl.prompt_ids import dataset_digest
 
 logger = logging.getLogger(__name__)
 
-FILE = "dppo_state.json"
+STATE = "dppo_state"
+COMPLETION_OPTIONS = (
+    *("completion_keep", "completion_rule", "completion_prune_rate", "sampling_design"),
+)
+PROMPT_OPTIONS = (
+    *("prompt_keep", "prompt_rule", "prompt_prune_rate", "advantage_scale", "observation_lag"),
+)
 
 
-def save(folder: str | Path, *, pruner: Pruner, generation: int, shadow: bool = False) -> None:
-    """Write the state of `pruner` and the generation counter."""
-    target = Path(folder) / FILE
-    partial = target.with_suffix(".tmp")
-    state = {"generation": generation, "shadow": shadow, "pruner": pruner.state_dict()}
-    with partial.open("w") as file:
-        json.dump(state, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(target)
+@dataclass(frozen=True)
+class UnderWay:
+    """A generation of which some micro-steps are still to run, on one rank."""
+
+    batch: dict[str, Any]
+    basis: Basis
 
 
-def load(folder: str | Path, *, pruner: Pruner, shadow: bool = False) -> int:
-    """Check the saved state against `pruner`; return the generation counter.
+def settings(trainer: Any) -> dict[str, Any]:
+    """What must not change between a checkpoint and the run that resumes from it."""
+    args, data = trainer.args, trainer.train_dataset
+    return {
+        "per_device_train_batch_size": args.per_device_train_batch_size,
+        "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        "steps_per_generation": args.generation_steps,
+        "num_iterations": args.num_iterations,
+        "num_generations": args.num_generations,
+        "number of processes": trainer.accelerator.num_processes,
+        "order of the prompts (data_seed, or seed)": args.order_seed,
+        "shuffle_dataset": args.shuffle_dataset,
+        "prompt_id_column": args.prompt_id_column,
+        "train_dataset": dataset_digest(data) if hasattr(data, "__len__") else "streamed",
+    }
 
-    Without a saved state (pruning was off until then) counting starts at 0, and a warning says so.
-    From or to shadow mode any options go: nothing was, or will be, trained by them.
+
+def save(folder: str | Path, trainer: Any) -> None:
+    """Write what all ranks share."""
+    number = trainer._generation - (trainer._under_way is not None)
+    tree = {
+        "generation": trainer._generation,
+        "phases": _phases(trainer.args),
+        "pruner": trainer.pruner.state_dict(),
+        "settings": settings(trainer) if trainer.args.prunes else {},
+        "windows": trainer._windows.state(number),
+        "under_way": trainer._under_way is not None,
+    }
+    state_files.write(Path(folder) / STATE, tree)
+
+
+def load(folder: str | Path, trainer: Any) -> bool:
+    """Check a saved state against the run, and take it over.
+
+    Returns:
+        Whether a generation is under way and can be gone on with.
 
     Raises:
-        ConfigurationError: The state is unreadable or belongs to another configuration.
+        ConfigurationError: The state is unreadable, or of another data set or configuration; the
+            message names what changed. A phase that is switched on or off is not a change.
     """
-    target = Path(folder) / FILE
-    if not target.exists():
-        logger.warning(
-            "%s has no pruning state: the run was not pruned until here, or by an older version. "
-            "Draws start at generation 0",
-            folder,
-        )
-        return 0
+    stem, now = Path(folder) / STATE, _phases(trainer.args)
+    if not stem.with_suffix(".json").exists():
+        if trainer.args.decides:
+            logger.warning(
+                "%s has no pruning state: the run was not pruned until here, or its files were "
+                "left behind. Draws start at generation 0, and nothing is known of any prompt",
+                folder,
+            )
+        return False
+    saved = state_files.read(stem)
     try:
-        state: dict[str, Any] = json.loads(target.read_text())
-        generation = int(state["generation"])
-        saved, switched = state["pruner"], shadow != state["shadow"]
-    except (ValueError, KeyError, TypeError) as error:
+        generation, before = int(saved["generation"]), saved["phases"]
+        both = {phase for phase in now if now[phase] == before[phase] == "on"}
+        changes = _changes(saved, trainer, both)
+    except (KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{target} cannot be read ({error}); resume from another checkpoint, or remove the "
-            "file to start the draws at generation 0"
+            f"{stem}.json cannot be read (it lacks {error}); resume from another checkpoint"
         ) from error
-    if switched:
-        logger.info("pruning was %s until here", "in shadow mode" if not shadow else "on")
-    else:
-        pruner.load_state_dict(saved)
-    return generation
+    if changes:
+        raise ConfigurationError(
+            f"{folder} belongs to another run: {'; '.join(changes)}. Restore what changed, or "
+            f"remove {STATE}.json from it to go on without what was known of the draws"
+        )
+    trainer._generation = generation
+    for phase in now:
+        if now[phase] != before[phase]:
+            logger.warning("pruning of %s: %s until here, %s now", phase, before[phase], now[phase])
+    if "prompts" in both:
+        trainer.pruner.load_state_dict(
+            {**saved["pruner"], "config": trainer.pruner.config.to_dict()}
+        )
+        trainer._windows.load(saved["windows"])
+    elif now["prompts"] == "on":
+        logger.warning("nothing is known of any prompt yet: the first draws are uniform")
+    return saved["under_way"] and now == before
+
+
+def save_under_way(folder: str | Path, rank: int, generation: UnderWay) -> None:
+    """Write a rank's part of the generation under way."""
+    tree = {"batch": generation.batch, "basis": generation.basis.to_dict()}
+    state_files.write(Path(folder) / f"dppo_generation_{rank}", tree)
+
+
+def load_under_way(folder: str | Path, rank: int, *, device: Any) -> UnderWay:
+    """Read it, its tensors on `device`.
+
+    Raises:
+        ConfigurationError: It is missing or damaged.
+    """
+    tree = state_files.read(Path(folder) / f"dppo_generation_{rank}")
+    return UnderWay(_to(tree["batch"], device), Basis(**tree["basis"]))
+
+
+def last_complete(folder: str | Path) -> str:
+    """The latest checkpoint in `folder` that was saved to its end.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    found = [p for p in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if p.name[11:].isdigit()]
+    for path in sorted(found, key=lambda p: -int(p.name[11:])):
+        if is_complete(path):
+            return str(path)
+        logger.warning("%s was not saved to its end and is passed over", path)
+    raise ConfigurationError(f"there is no checkpoint to resume from in {folder}")
+
+
+def is_complete(checkpoint: str | Path) -> bool:
+    """Whether the host wrote its state, which it does last."""
+    try:
+        text = (Path(checkpoint) / "trainer_state.json").read_text()
+    except OSError:
+        return False
+    return text.rstrip().endswith("}")
+
+
+def _phases(args: Any) -> dict[str, str]:
+    shadow = isinstance(args.completion_keep, str)
+    completions = "in shadow mode" if shadow else "on" if args.prunes_completions else "off"
+    return {"prompts": "on" if args.prunes_prompts else "off", "completions": completions}
+
+
+def _changes(saved: dict[str, Any], trainer: Any, both: set[str]) -> list[str]:
+    """What differs, of that which matters to phases that are on before and after."""
+    if not both:
+        return []
+    then, config = saved["pruner"], trainer.pruner.config.to_dict()
+    names = COMPLETION_OPTIONS * ("completions" in both) + PROMPT_OPTIONS * ("prompts" in both)
+    before: dict[str, Any] = {"seed": then["seed"], **{n: then["config"].get(n) for n in names}}
+    after: dict[str, Any] = {"seed": trainer.pruner.seed, **{n: config[n] for n in names}}
+    before, after = {**before, **saved["settings"]}, {**after, **settings(trainer)}
+    return [f"{n} {before.get(n)!r} -> {after[n]!r}" for n in after if before.get(n) != after[n]]
+
+
+def _to(value: Any, device: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, list):
+        return [_to(item, device) for item in value]
+    if isinstance(value, dict):
+        return {key: _to(item, device) for key, item in value.items()}
+    return value

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dppo.estimator.sizes import surprisal_norm
 from dppo.trl.recorder import SampledLogProbs
+from dppo.trl.windows import Window
 
 
 class Rollout:
@@ -21,6 +22,8 @@ class Rollout:
         self.inputs = inputs
         self.rewards: Tensor | None = None
         """Shape (N, F), gathered over the ranks."""
+        self.window: Window | None = None
+        """The candidates that the prompts were drawn from."""
         self.completions: list[Any] = []
         self.completion_ids: list[list[int]] = []
         self._prompt_ids: list[list[int]] = []

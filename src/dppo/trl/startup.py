@@ -16,7 +16,7 @@ from transformers import (
 from trl.trainer.utils import get_config_model_id
 
 from dppo.errors import ConfigurationError
-from dppo.trl import prompts
+from dppo.trl import prompts, supply
 from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
 from dppo.trl.reward_contract import checked_rewards
@@ -27,15 +27,12 @@ logger = logging.getLogger(__name__)
 class StepClock(TrainerCallback):
     """Counts what an optimizer step spends outside rollout, scoring and pruning as training."""
 
-    def __init__(
-        self, clock: PhaseClock, *, when_begun: Callable[[], None], when_over: Callable[[], None]
-    ) -> None:
-        self.clock, self.when_begun, self.when_over = clock, when_begun, when_over
+    def __init__(self, clock: PhaseClock, *, when_over: Callable[[], None]) -> None:
+        self.clock, self.when_over = clock, when_over
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Nothing runs yet, whatever an interrupted training has left."""
         self.clock.enter("idle")
-        self.when_begun()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The first micro-step begins."""
@@ -71,6 +68,12 @@ def checked(given: dict[str, Any]) -> dict[str, Any]:
         prompts.check_prompt_column(dataset)
         if not rollout_func:
             dataset = _fitting(dataset, given)
+        supply.check_supply(dataset, given["args"])
+    if given["args"].prunes_prompts and (dataset is None or own_data):
+        raise ConfigurationError(
+            f"prompt_keep={given['args'].prompt_keep} draws prompts from a train_dataset, and "
+            f"there is {'an environment_factory' if own_data else 'none'}; set prompt_keep=1.0"
+        )
     columns = getattr(dataset, "column_names", None)
     if own_data or rollout_func or not isinstance(columns, list):
         columns = None

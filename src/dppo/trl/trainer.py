@@ -11,6 +11,8 @@ Where things happen:
 * `_get_per_token_logps_and_entropies` is every pass's door to the model: old and reference passes
   score survivors only; in the gradient pass it multiplies the gradient of each row (the gate).
 * `_prepare_inputs` hands out the micro-batches, `training_step` passes over empty ones.
+* The loader rolls out K of every M prompts (`windows`); the generation's number leads to their
+  probabilities.
 """
 
 import inspect
@@ -22,6 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import IterableDataset
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -41,18 +45,20 @@ from dppo.trl import (
     notices,
     passes,
     pruning_state,
+    resume,
     rows,
     startup,
 )
 from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
-from dppo.trl.decision import Decision, Rows, Signal, decide, signal
+from dppo.trl.decision import Basis, Decision, Rows, Signal, decide, signal
 from dppo.trl.gate import Gate, scale_gradient
 from dppo.trl.recorder import record_generation
 from dppo.trl.rollout import Rollout
 from dppo.trl.schedule import Geometry
 from dppo.trl.settle import settle, without
 from dppo.trl.totals import Totals
+from dppo.trl.windows import Window, Windows, WindowSampler, WindowStream
 
 __all__ = ["DPPOTrainer"]
 
@@ -127,24 +133,23 @@ class DPPOTrainer(GRPOTrainer):
         self._shift_invariant = rows.shift_invariant(self.model.config)
         self.clock = PhaseClock()
         self.pruner = Pruner(args.prune_config(), seed=args.seed)
+        self._windows = Windows(self.pruner, args)
         self._totals = Totals()
         self._notices = notices.Notices()
         self._averages = full_batch.StepAverages()
         self._density: Counter[str] = Counter()
         self._generation = 0
+        self._sampler: Any = None
+        self._resumed: resume.Resumed | None = None
         self._rolled_out_at = -1
         self._window_position = 0
         self._window_loss: Any = 0.0
         self._rollout: Rollout | None = None
+        self._basis: Basis | None = None
         self._decision: Decision | None = None
         self._gate: Gate | None = None
-        self.add_callback(
-            startup.StepClock(
-                self.clock,
-                when_begun=self._start_clean,
-                when_over=lambda: metrics.log_times(self),
-            )
-        )
+        self.add_callback(resume.LineUp(self))
+        self.add_callback(startup.StepClock(self.clock, when_over=lambda: metrics.log_times(self)))
 
     # -- what happened, for whoever watches --------------------------------------------------------
 
@@ -157,6 +162,37 @@ class DPPOTrainer(GRPOTrainer):
         """Tokens, completions and seconds since the start of this process, JSON-ready."""
         return self._totals.to_dict(self.clock.seconds)
 
+    # -- prompts -----------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> Any:
+        """The host's loader; where prompts of a stream are pruned, over the windows' rows."""
+        given: Any = self.train_dataset
+        stream = isinstance(given, IterableDataset)
+        if stream and self.args.prunes_prompts:
+            return self._get_dataloader(
+                dataset=WindowStream(self._windows, given),
+                description="Training",
+                batch_size=self._train_batch_size * self.args.generation_steps,
+                is_training=True,
+            )
+        if not (stream and self.args.data_seed is not None and self.shuffle_dataset):
+            return super().get_train_dataloader()
+        # The host would shuffle by `seed`.
+        self.train_dataset, self.shuffle_dataset = given.shuffle(seed=self.args.data_seed), False
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.train_dataset, self.shuffle_dataset = given, True
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        if self.args.prunes_prompts:
+            data: Any = self.train_dataset if dataset is None else dataset
+            return WindowSampler(self._windows, data)
+        self._sampler = super()._get_train_sampler(dataset)
+        if self.args.data_seed is not None and self.shuffle_dataset:
+            self._sampler.generator.manual_seed(self.args.data_seed)
+        return self._sampler
+
     # -- rollout and decision ----------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -164,21 +200,26 @@ class DPPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
             metrics.log_unweighted(self, len(inputs))
             return output
-        self._rollout, self._decision = Rollout(inputs), None
-        rollout = self._rollout
+        rollout = self._rollout = Rollout(inputs)
+        self._decision = None
+        if self.args.prunes_prompts:
+            first_row = self.accelerator.process_index * len(inputs)
+            rollout.window = self._windows.of(self._generation, inputs, first_row=first_row)
         try:
             output = super()._generate_and_score_completions(inputs)
         finally:
             self._rollout = None
         if self.args.signal_reward is not None and not self.args.prunes:
-            dead = np.repeat(self._told(rollout.scored).dead_P, self.num_generations)
+            told = self._told(rollout.scored.float().cpu().numpy())
+            dead = np.repeat(told.dead_P, self.num_generations)
             output["advantages"] = without(
                 output["advantages"], dead, self.accelerator.process_index
             )
         if self.args.decides and self._decision is None:  # shadow: nothing ran early
             self._decision = self._decide(rollout)
         if self._decision is None:
-            self._totals.add_unpruned(metrics.gathered(self, rollout.completion_tokens()))
+            tokens = metrics.gathered(self, rollout.completion_tokens())
+            self._totals.add_unpruned(tokens, group=self.num_generations)
             return output
         with self.clock.running("prune"):
             if self.args.prunes:
@@ -238,27 +279,48 @@ class DPPOTrainer(GRPOTrainer):
             )
             local = torch.from_numpy(facts).to(self.accelerator.device, torch.float32)
             gathered = self.accelerator.gather(local).cpu().numpy().astype(np.float64)
-            rows_N = Rows.from_facts(gathered)
-            self._notices.surprisal(rows_N.surprisal, rows_N.loss_tokens)
-            told = self._told(rollout.scored)
-            return decide(
-                self.pruner,
-                told,
-                rows_N,
-                geometry=self._geometry(),
-                rank=self.accelerator.process_index,
+            basis = Basis(
                 generation=self._generation,
                 window_left=self.current_gradient_accumulation_steps - self._window_position,
-                loss_type=self.loss_type,
-                other_terms=self.beta != 0 or self._entropy_bonus_enabled,
-                sort=self.args.packing == "auto",
+                keep=self.args.keep_at(self.state.global_step, self.state.max_steps),
+                facts_N4=gathered,
+                rewards_NF=rollout.scored.float().cpu().numpy(),
             )
+            decision = self._decision_on(basis, rollout.window)
+            if rollout.window is not None:
+                self.pruner.observe(
+                    rollout.window.ids,
+                    decision.rewards_PG,
+                    lengths_PG=decision.rows.completion_tokens.reshape(decision.rewards_PG.shape),
+                    step=basis.generation,
+                )
+            return decision
 
-    def _told(self, rewards: Tensor) -> Signal:
+    def _decision_on(self, basis: Basis, window: Window | None) -> Decision:
+        """A function of its arguments, so that a resumed run makes it again."""
+        rows_N = Rows.from_facts(basis.facts_N4)
+        self._notices.surprisal(rows_N.surprisal, rows_N.loss_tokens)
+        self._basis = basis
+        return decide(
+            self.pruner,
+            self._told(basis.rewards_NF),
+            rows_N,
+            geometry=self._geometry(),
+            rank=self.accelerator.process_index,
+            generation=basis.generation,
+            window_left=basis.window_left,
+            loss_type=self.loss_type,
+            other_terms=self.beta != 0 or self._entropy_bonus_enabled,
+            sort=self.args.packing == "auto",
+            keep=basis.keep,
+            window=window,
+        )
+
+    def _told(self, rewards_NF: NDArray[np.float32]) -> Signal:
         """What the rewards of all ranks say."""
         column = self.args.signal_reward
         return signal(
-            rewards.float().cpu().numpy(),
+            rewards_NF,
             self.reward_weights.cpu().numpy(),
             group=self.num_generations,
             scale=self.scale_rewards,
@@ -274,16 +336,6 @@ class DPPOTrainer(GRPOTrainer):
             iterations=self.num_iterations,
             accumulation=self.args.gradient_accumulation_steps,
         )
-
-    def _start_clean(self) -> None:
-        """Forget what an interrupted training left half done."""
-        self._window_position, self._window_loss = 0, 0.0
-        self._averages = full_batch.StepAverages()
-        self._density.clear()
-        if self.args.prunes:
-            self._buffered_inputs, self._decision = None, None
-            per_generation = self._geometry().micro_steps
-            self._step = -(-self._step // per_generation) * per_generation
 
     # -- micro-batches -----------------------------------------------------------------------------
 
@@ -315,6 +367,7 @@ class DPPOTrainer(GRPOTrainer):
             kind=loss_denominator(self.loss_type).kind,
             full_rows=self.args.per_device_train_batch_size,
             loss_tokens=int(mask.sum()),
+            prompt_factor=self._plan.prompt_factor(loss_denominator(self.loss_type).kind),
         )
         return {**inputs, Gate.KEY: gate}
 
@@ -452,23 +505,51 @@ class DPPOTrainer(GRPOTrainer):
         metrics.log_grad_norm(self, float(norm))  # type: ignore[arg-type] - a number by now
         return norm
 
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> Any:
+        """Train, from the beginning or from a checkpoint.
+
+        Args:
+            resume_from_checkpoint: Path of a checkpoint. True: the latest in `output_dir` that was
+                saved to its end. None: what the configuration says.
+            trial: As for the host.
+            ignore_keys_for_eval: As for the host.
+
+        Raises:
+            ConfigurationError: There is none, or it belongs to another run.
+        """
+        given = resume_from_checkpoint
+        given = self.args.resume_from_checkpoint if given is None else given
+        path = resume.checkpoint_path(given, str(self.args.output_dir))
+        return super().train(path, trial, ignore_keys_for_eval)
+
+    @property
+    def _under_way(self) -> pruning_state.UnderWay | None:
+        """The generation of which micro-steps are still to run, if there is one."""
+        batch, basis = self._buffered_inputs, self._basis
+        if not self.args.prunes or batch is None or basis is None or self._position == 0:
+            return None
+        return pruning_state.UnderWay(batch, basis)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.args.decides and self.args.should_save:
-            # First, for the host's method ends with the upload.
+        if self.args.decides:
+            # First, for the host's method ends with the upload, and what it writes last vouches
+            # for the rest.
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder = os.path.join(self._get_output_dir(trial=trial), name)
             os.makedirs(folder, exist_ok=True)
-            pruning_state.save(
-                folder,
-                pruner=self.pruner,
-                generation=self._generation,
-                shadow=not self.args.prunes,
-            )
+            if self._under_way is not None:
+                rank = self.accelerator.process_index
+                pruning_state.save_under_way(folder, rank, self._under_way)
+            if self.args.should_save:
+                pruning_state.save(folder, self)
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if self.args.decides and checkpoint is not None:
-            self._generation = pruning_state.load(
-                checkpoint, pruner=self.pruner, shadow=not self.args.prunes
-            )
+        if checkpoint is not None:
+            resume.restore(self, checkpoint)

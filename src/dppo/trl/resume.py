@@ -1,0 +1,148 @@
+"""Where a run begins, or goes on: its generations lined up with the batches of the loader.
+
+A generation serves R = steps_per_generation * num_iterations micro-steps, one for every batch of
+the loader. So the position in the epoch, which the host restores, says which window is due and
+how far into its generation the run is; a checkpoint has the rest.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from trl.trainer.utils import RepeatSampler
+
+from dppo.errors import ConfigurationError
+from dppo.pruner import Pruner
+from dppo.trl import full_batch, pruning_state
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """That training goes on from a checkpoint, and the generation that is under way there."""
+
+    under_way: pruning_state.UnderWay | None
+
+
+class LineUp(TrainerCallback):
+    """Tells the trainer where it is, when training and when an epoch begins."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.epoch = trainer, 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Forget what an interrupted training left half done."""
+        trainer = self.trainer
+        trainer._window_position, trainer._window_loss = 0, 0.0
+        trainer._averages = full_batch.StepAverages()
+        trainer._density.clear()
+        self.epoch = 0
+        if trainer._resumed is None and trainer._generation == 0:
+            # Whoever has looked at the loader has drawn windows.
+            fresh = Pruner(trainer.pruner.config, seed=trainer.pruner.seed)
+            trainer.pruner.load_state_dict(fresh.state_dict())
+            trainer._windows.clear()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Number the epoch's generations, before the loader asks for their prompts."""
+        trainer, resumed = self.trainer, self.trainer._resumed
+        trainer._resumed = None
+        if not args.prunes:
+            return
+        steps_done, batches_done = 0, 0
+        if resumed is not None:
+            loader = trainer.callback_handler.train_dataloader
+            self.epoch, steps_done = divmod(state.global_step, steps_per_epoch(loader, trainer))
+            batches_done = steps_done * args.gradient_accumulation_steps
+            _catch_up(trainer, self.epoch)
+        else:  # also where the epoch before was cut short: its last windows are never rolled out
+            trainer._generation = max(trainer._generation, trainer._windows.clear() + 1)
+        batches = trainer._geometry().micro_steps
+        index, position = divmod(batches_done, batches)
+        under_way = None if resumed is None else resumed.under_way
+        trainer._step, trainer._rolled_out_at = position, -1
+        trainer._buffered_inputs = trainer._decision = trainer._basis = None
+        first = trainer._generation - index - (under_way is not None)
+        trainer._windows.begin_epoch(
+            self.epoch,
+            first=first,
+            skipped=index,
+            keep_at=_rates(args, state, state.global_step - steps_done, batches),
+        )
+        if under_way is not None:
+            _go_on(trainer, under_way)
+        self.epoch += 1
+
+
+def restore(trainer: Any, checkpoint: str) -> None:
+    """Take over the state of pruning that is in a checkpoint, weights and optimizer being loaded.
+
+    Raises:
+        ConfigurationError: It belongs to another run, on whichever rank; all ranks raise.
+    """
+    under_way, problem = None, None
+    try:
+        if pruning_state.load(checkpoint, trainer):
+            under_way = pruning_state.load_under_way(
+                checkpoint, trainer.accelerator.process_index, device=trainer.accelerator.device
+            )
+    except ConfigurationError as error:
+        problem = error
+    refused = torch.tensor([problem is not None], device=trainer.accelerator.device)
+    if trainer.accelerator.gather(refused).any():
+        raise problem or ConfigurationError(f"another process cannot resume from {checkpoint}")
+    trainer._resumed = Resumed(under_way)
+
+
+def checkpoint_path(given: str | bool | None, output_dir: str) -> str | None:
+    """Path of the checkpoint to resume from, None for none.
+
+    Raises:
+        ConfigurationError: There is none, or it was not saved to its end.
+    """
+    if given is None or given is False or str(given).lower() in {"", "false"}:
+        return None
+    if given is True or given.lower() == "true":
+        return pruning_state.last_complete(output_dir)
+    if not pruning_state.is_complete(given):
+        raise ConfigurationError(
+            f"resume_from_checkpoint={given!r} is no checkpoint that was saved to its end: it has "
+            "no complete trainer_state.json"
+        )
+    return given
+
+
+def steps_per_epoch(loader: Any, trainer: Any) -> int:
+    """Optimizer steps of an epoch, as the host counts them."""
+    try:
+        batches = len(loader)
+    except TypeError:  # a stream
+        return trainer.state.max_steps
+    return max(-(-batches // trainer.args.gradient_accumulation_steps), 1)
+
+
+def _rates(args: Any, state: Any, first_step: int, batches: int) -> Any:
+    """Rate that replaces `prompt_keep` for the window with a given place in the epoch."""
+
+    def keep_at(index: int) -> float | None:
+        step = first_step + index * batches // args.gradient_accumulation_steps
+        return args.keep_at(step, state.max_steps)
+
+    return keep_at
+
+
+def _go_on(trainer: Any, under_way: pruning_state.UnderWay) -> None:
+    """Restore the generation under way; its decision follows from what it was made from."""
+    basis, window = under_way.basis, None
+    trainer._buffered_inputs = under_way.batch
+    if trainer.args.prunes_prompts:
+        window = trainer._windows.get(basis.generation)
+    trainer._decision = trainer._decision_on(basis, window)
+
+
+def _catch_up(trainer: Any, epochs: int) -> None:
+    """Let the host's sampler be where it is after `epochs`; it would start with its first order."""
+    sampler = trainer._sampler
+    if isinstance(sampler, RepeatSampler) and sampler.shuffle:
+        for _ in range(epochs):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)

@@ -1,0 +1,148 @@
+"""Whether the data set has prompts enough; known before weights are loaded."""
+
+import logging
+from collections import Counter
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+
+from dppo.errors import ConfigurationError
+from dppo.trl.config import DPPOConfig
+from dppo.trl.prompt_ids import dataset_ids
+
+logger = logging.getLogger(__name__)
+
+IMAGES = {"image", "images"}
+FEW_PROMPTS = 16
+"""Prompts per generation below which an estimated token total is a warning."""
+
+
+def check_supply(dataset: Any, args: DPPOConfig) -> None:
+    """Refuse a data set on which nothing would be trained; say what will be rolled out of it.
+
+    Raises:
+        ConfigurationError: Too few prompts for a generation or a window, too few passes for a
+            history, or a stream without `max_steps`.
+    """
+    if isinstance(dataset, IterableDataset):
+        _check_stream(args)
+        return
+    if not isinstance(dataset, Dataset):
+        return
+    if not args.prunes_prompts:
+        _check_prompts(len(dataset), args)
+        return
+    _check_window(len(dataset), args)
+    if args.prompt_id_column is None:
+        if IMAGES & set(dataset.column_names):
+            raise ConfigurationError(
+                "prompts with images are not told apart by their text: give prompt_id_column, "
+                "or set prompt_keep=1.0"
+            )
+        _remark_on_duplicates(dataset)
+    if args.scale_rewards == "batch" or args.multi_objective_aggregation == "normalize_then_sum":
+        logger.warning(
+            "advantages are scaled over the batch, hence over the prompts that were drawn: with "
+            "prompt_keep < 1 the gradient is consistent, not unbiased"
+        )
+    if args.loss_type in {"dapo", "cispo", "vespo"}:
+        _remark_on_tokens(args)
+
+
+def _check_stream(args: DPPOConfig) -> None:
+    if args.max_steps <= 0:
+        raise ConfigurationError(
+            f"max_steps={args.max_steps}: a streaming data set has no length, so give the number "
+            "of optimizer steps"
+        )
+    if args.prunes_prompts:
+        logger.warning(
+            "prompt pruning of a stream: windows of %d prompts, %d of them rolled out (effective "
+            "keep %.3f), pass after pass. Nothing is known of a prompt before its second visit; "
+            "observations reach a window %d generations late",
+            *(args.candidates_per_generation, args.prompts_per_generation),
+            *(_effective_keep(args), args.observation_lag),
+        )
+
+
+def _check_prompts(count: int, args: DPPOConfig) -> None:
+    needed = args.prompts_per_generation
+    if count < needed:
+        raise ConfigurationError(
+            f"the data set has {count} prompt{'s' * (count != 1)}, but a generation takes "
+            f"{needed}: no step would be trained. Add prompts, or lower "
+            "per_device_train_batch_size or gradient_accumulation_steps"
+        )
+    if count % needed:
+        logger.warning(
+            "%d of %d prompts unused per epoch (less than one generation of %d)",
+            *(count % needed, count, needed),
+        )
+
+
+def _check_window(count: int, args: DPPOConfig) -> None:
+    rolled_out, candidates = args.prompts_per_generation, args.candidates_per_generation
+    if candidates > count:
+        raise ConfigurationError(
+            f"prompt_keep={args.prompt_keep} with {rolled_out} prompts per generation draws from a "
+            f"window of M={candidates} prompts, but the data set has N={count}. Raise prompt_keep, "
+            "or lower the number of prompts per generation"
+        )
+    generations = count // candidates
+    passes = _passes(generations, args)
+    known = args.prompt_prior_column is not None or args.allow_single_epoch
+    if passes < 2 and not known:
+        raise ConfigurationError(
+            f"prompt_keep={args.prompt_keep} chooses prompts by their past visits, but the run "
+            f"makes {passes:.3g} passes over the data: there is no history to choose by. Train at "
+            "least 2 epochs, give prompt_prior_column, set allow_single_epoch=True to draw "
+            "uniformly, or set prompt_keep=1.0"
+        )
+    logger.warning(
+        "prompt pruning: M=%d candidates, K=%d rolled out, effective keep %.3f; %d generations per "
+        "epoch, %d of %d prompts unused per epoch; observations reach a window %d generations late",
+        *(candidates, rolled_out, _effective_keep(args), generations),
+        *(count - generations * candidates, count, args.observation_lag),
+    )
+    if args.prune_warmup_steps or args.prune_until < 1:
+        logger.warning(
+            "where nothing is pruned, a window is its first %d prompts; the other %d are left to "
+            "another epoch's order",
+            *(rolled_out, candidates - rolled_out),
+        )
+
+
+def _passes(generations: int, args: DPPOConfig) -> float:
+    """Passes over the data that the run makes."""
+    if args.max_steps <= 0:
+        return args.num_train_epochs
+    batches = generations * args.batches_per_generation
+    return args.max_steps / -(-batches // args.gradient_accumulation_steps)
+
+
+def _effective_keep(args: DPPOConfig) -> float:
+    return args.prompts_per_generation / args.candidates_per_generation
+
+
+def _remark_on_duplicates(dataset: Dataset) -> None:
+    counts = Counter(dataset_ids(dataset, None).tolist())
+    shared = sum(count for count in counts.values() if count > 1)
+    if shared:
+        logger.warning(
+            "%d of %d prompts have the text of another and share its history; if they are "
+            "different tasks, give prompt_id_column",
+            *(shared, len(dataset)),
+        )
+
+
+def _remark_on_tokens(args: DPPOConfig) -> None:
+    count = args.prompts_per_generation
+    message = (
+        "loss_type=%s divides by the tokens of the batch, which are estimated from the %d prompts "
+        "that are rolled out: a bias of order 1/K (in a prototype 11 %% rms at K=4, 1 %% at 32)"
+    )
+    if count < FEW_PROMPTS:
+        message += ". Raise the number of prompts per generation, or use loss_type='dr_grpo'"
+        logger.warning(message, args.loss_type, count)
+    else:
+        logger.info(message, args.loss_type, count)
