@@ -288,8 +288,8 @@ class DPPOConfig(GRPOConfig):
             step: Of the optimizer, from 0.
             max_steps: Of the run.
         """
-        pruned = self.prune_warmup_steps <= step < self.prune_until * max_steps
-        return None if pruned else 1.0
+        over = self.prune_until < 1 and step >= self.prune_until * max_steps
+        return 1.0 if over or step < self.prune_warmup_steps else None
 
     @property
     def generation_steps(self) -> int:
