@@ -87,17 +87,17 @@ def main() -> int:
 
 def train(variant: str, folder: Path) -> None:
     """Train, from the last complete checkpoint in `folder` if there is one."""
-    from transformers import TrainerCallback  # noqa: PLC0415 - the parent needs no torch
+    from transformers import TrainerCallback
 
-    from dppo.cli.builtin import BUILTIN_CONFIG  # noqa: PLC0415
-    from dppo.errors import ConfigurationError  # noqa: PLC0415
-    from dppo.tasks import (  # noqa: PLC0415
+    from dppo.cli.builtin import BUILTIN_CONFIG
+    from dppo.errors import ConfigurationError
+    from dppo.tasks import (
         load_builtin_model,
         load_builtin_tokenizer,
         sorting_dataset,
         sorting_reward,
     )
-    from dppo.trl import DPPOConfig, DPPOTrainer  # noqa: PLC0415
+    from dppo.trl import DPPOConfig, DPPOTrainer
 
     class Record(TrainerCallback):
         """Writes down what a step has used, and what it has left."""

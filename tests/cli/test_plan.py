@@ -146,3 +146,37 @@ def test_help_and_unknown_command(capsys):
     assert "examples:" in out
     assert main(["--help"]) == 0
     assert main(["plann"]) == 2
+
+
+PRUNED = ["--num-prompts", "400", "--per-device-train-batch-size", "64", "--prompt-keep", "0.6"]
+
+
+def test_windows_of_candidates(capsys):
+    # K = 64 * 4 / 8 = 32, M = floor(32 / 0.6 + 0.5) = 53, 400 = 7 * 53 + 29
+    plan = _json(capsys, *PRUNED, "--gradient-accumulation-steps", "4")
+    assert plan["prompts_per_generation"] == 32
+    assert plan["candidates_per_generation"] == 53
+    assert plan["generations_per_epoch"] == 7
+    assert plan["unused_prompts_per_epoch"] == 29
+    assert plan["total_steps"] == 21
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--num-prompts", "12"], ["M=13", "N=12"]),
+        (["--num-train-epochs", "1"], ["1 passes", "allow_single_epoch"]),
+        (["--loss-type", "bnpo"], ["bnpo", "prompt_keep=1.0"]),
+        (["--prompt-keep", "0"], ["prompt_keep"]),
+        (["--prompt-rule", "best"], ["prompt_rule"]),
+    ],
+)
+def test_windows_that_cannot_be(arguments, named, capsys):
+    assert main(["plan", *PRUNED, *arguments]) == 2
+    message = capsys.readouterr().err
+    assert all(part in message for part in named), message
+
+
+def test_a_single_epoch_that_was_asked_for(capsys):
+    plan = _json(capsys, *PRUNED, "--num-train-epochs", "1", "--allow-single-epoch", "true")
+    assert plan["generations_per_epoch"] == plan["total_steps"]

@@ -12,6 +12,8 @@ TOTALS = {
     "completion_tokens_skipped": {"sampled_out": 500, "all_right": 250, "masked": 0},
     "completions_generated": 100,
     "completions_trained": 25,
+    "prompts_candidates": 20,
+    "prompts_rolled_out": 10,
     "seconds": {"rollout": 7.0, "score": 0.0, "train": 3.0, "prune": 0.0},
     "effective_sample_size": 0.83,
 }
@@ -50,6 +52,7 @@ def test_text():
     assert "1,000 completion tokens generated, 250 trained (25.0%)" in text
     assert "skipped: sampled out 500, all right 250" in text
     assert "masked" not in text
+    assert "10 rolled out of 20 candidates (50.0%)" in text
     assert "ESS      0.83" in text
     assert "reward   not evaluated" in text
     assert "speed-up" not in text
@@ -75,6 +78,10 @@ def test_nothing_measured():
     text = "\n".join(summary_lines(_summary(totals=zero)))
     assert "tokens   none generated" in text
     assert "ceiling" not in text
+
+
+def test_prompts_are_not_mentioned_where_none_was_pruned():
+    assert "candidates" not in "\n".join(summary_lines(_summary(totals={"prompts_candidates": 10})))
 
 
 def test_metrics_have_max_steps_and_no_nan(tmp_path):

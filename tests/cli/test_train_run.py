@@ -71,6 +71,8 @@ def test_interrupt_writes_the_summary_so_far(tmp_path, capsys, monkeypatch):
             return {
                 "completion_tokens_generated": 10,
                 "completion_tokens_trained": 5,
+                "prompts_candidates": 2,
+                "prompts_rolled_out": 2,
                 "completion_tokens_skipped": {"sampled_out": 5},
                 "seconds": {"rollout": 1.0, "score": 0.0, "train": 1.0, "prune": 0.0},
                 "effective_sample_size": None,

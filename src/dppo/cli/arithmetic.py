@@ -3,8 +3,9 @@
 Legend: B per-device batch, W processes, A gradient accumulation, S forward passes per generation,
 G group size, I iterations over one generation, N prompts. A batch counts completions, not prompts:
 
-    generation batch    B * W * S completions of B * W * S / G prompts
-    epoch               N // (B * W * S / G) generations; the rest of the prompts is left out
+    generation batch    B * W * S completions of K = B * W * S / G prompts
+    window              M = floor(K / prompt_keep + 1/2) candidates, of which K are rolled out
+    epoch               N // M generations; the rest of the prompts is left out
     steps per epoch     ceil(generations * S * I / A)
 
 Source: `RepeatSampler` in TRL, `Trainer.set_initial_training_values` in transformers.
@@ -16,6 +17,7 @@ import math
 from dataclasses import dataclass
 
 from dppo.errors import ConfigurationError
+from dppo.estimator.windows import window_size
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class BatchSettings:
     num_train_epochs: float = 3.0
     max_steps: int = -1
     num_processes: int = 1
+    prompt_keep: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class BatchShape:
         steps_per_generation: Forward passes that share one generation.
         completions_per_generation: Rollouts made at once.
         prompts_per_generation: Groups in them.
+        candidates_per_generation: Prompts that those were drawn from; as many, if none is pruned.
         trained_per_step: Completions that one optimizer step looks at, before pruning.
         prompts_per_step: Groups in them; a fraction where a step holds part of a group.
     """
@@ -48,6 +52,7 @@ class BatchShape:
     steps_per_generation: int
     completions_per_generation: int
     prompts_per_generation: int
+    candidates_per_generation: int
     trained_per_step: int
     prompts_per_step: float
 
@@ -147,6 +152,9 @@ def batch_shape(settings: BatchSettings) -> BatchShape:
         steps_per_generation=passes,
         completions_per_generation=generation,
         prompts_per_generation=generation // settings.num_generations,
+        candidates_per_generation=window_size(
+            generation // settings.num_generations, keep=settings.prompt_keep
+        ),
         trained_per_step=trained,
         prompts_per_step=trained / settings.num_generations,
     )

@@ -31,30 +31,11 @@ class Job:
     rewards: list[Reward]
 
 
-def check_checkpoint(path: str | None) -> None:
-    """Refuses to resume from what is not there.
-
-    Args:
-        path: The value of `resume_from_checkpoint`.
-
-    Raises:
-        ConfigurationError: If it is no directory with a trainer state.
-    """
-    if path is None:
-        return
-    if not Path(path).is_dir():
-        raise ConfigurationError(f"resume_from_checkpoint: there is no directory {path}")
-    if not (Path(path) / "trainer_state.json").is_file():
-        raise ConfigurationError(
-            f"resume_from_checkpoint: {path} has no trainer_state.json; it is no checkpoint"
-        )
-
-
 def checkpoint_step(path: str | None) -> int | None:
     """The step a checkpoint was made at.
 
     Args:
-        path: A directory that `check_checkpoint` accepts.
+        path: A directory that `dppo._checkpoints.checkpoint_path` returned.
 
     Returns:
         The step; None without a path.

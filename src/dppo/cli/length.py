@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dppo._supply import check_prompts, check_window
 from dppo.cli.arithmetic import BatchSettings, BatchShape
 from dppo.errors import ConfigurationError
 
@@ -17,7 +18,7 @@ class RunLength:
 
     Attributes:
         generations_per_epoch: None, as the next two, while the number of prompts is unknown.
-        unused_prompts_per_epoch: The remainder, less than one generation.
+        unused_prompts_per_epoch: The remainder, less than one window.
         steps_per_epoch: Optimizer steps.
         total_steps: Optimizer steps of the run.
         total_generations: Generations of the run.
@@ -38,7 +39,11 @@ class RunLength:
 
 
 def run_length(
-    settings: BatchSettings, shape: BatchShape, num_prompts: int | None
+    settings: BatchSettings,
+    shape: BatchShape,
+    num_prompts: int | None,
+    *,
+    prior: bool = False,
 ) -> RunLength | None:
     """Steps and rollouts of a run.
 
@@ -46,12 +51,14 @@ def run_length(
         settings: The batch settings.
         shape: Their shape.
         num_prompts: Size of the data set, if known.
+        prior: Whether prompts may be pruned though none is visited twice.
 
     Returns:
         The length; None if neither the data set's size nor `max_steps` is known.
 
     Raises:
-        ConfigurationError: If the data set is smaller than one generation batch.
+        ConfigurationError: If the data set is smaller than one generation batch or window, or
+            prompts are to be pruned in fewer than two passes.
     """
     if num_prompts is None and settings.max_steps < 1:
         return None
@@ -62,14 +69,22 @@ def run_length(
         total_steps = settings.max_steps
         passes = total_steps * accumulation
     else:
-        generations, unused = divmod(num_prompts, shape.prompts_per_generation)
-        if generations == 0:
-            raise ConfigurationError(too_few_prompts(num_prompts, shape))
-        epoch_passes = generations * passes_per_generation
+        check_prompts(num_prompts, rolled_out=shape.prompts_per_generation)
+        generations, unused = divmod(num_prompts, shape.candidates_per_generation)
+        epoch_passes = max(generations, 1) * passes_per_generation
         epoch_steps = -(-epoch_passes // accumulation)
         total_steps = settings.max_steps
         if settings.max_steps < 1:
             total_steps = math.ceil(settings.num_train_epochs * epoch_steps)
+        if settings.prompt_keep < 1:
+            check_window(
+                num_prompts,
+                prompt_keep=settings.prompt_keep,
+                rolled_out=shape.prompts_per_generation,
+                candidates=shape.candidates_per_generation,
+                passes=total_steps / epoch_steps,
+                known=prior,
+            )
         epochs, rest = divmod(total_steps, epoch_steps)
         passes = epochs * epoch_passes + min(rest * accumulation, epoch_passes)
     total_generations = -(-passes // passes_per_generation)
@@ -83,24 +98,6 @@ def run_length(
         completions_total=rollouts,
         completions_per_step=rollouts / total_steps,
         trained_total=passes * shape.trained_per_step // accumulation,
-    )
-
-
-def too_few_prompts(num_prompts: int, shape: BatchShape) -> str:
-    """The message for a data set smaller than one generation batch.
-
-    Args:
-        num_prompts: Size of the data set.
-        shape: Of a generation.
-
-    Returns:
-        What is wrong and what helps.
-    """
-    return (
-        f"{num_prompts} prompts are fewer than one generation batch "
-        f"({shape.prompts_per_generation} prompts, {shape.completions_per_generation} "
-        "completions): nothing would be trained. Use more prompts, a smaller batch, or larger "
-        "groups"
     )
 
 

@@ -19,7 +19,7 @@ from dppo.cli.length import (
 )
 from dppo.cli.options import Settings, read_settings
 from dppo.config import PruneConfig
-from dppo.errors import ConfigurationError
+from dppo.errors import ConfigurationError, UnsupportedLossError
 from dppo.estimator.weights import loss_denominator
 
 SUMMARY = "print the batch arithmetic of a configuration, without loading a model"
@@ -106,7 +106,7 @@ def make_plan(settings: Settings) -> Plan:
         raise ConfigurationError(f"num_prompts is too small: {prompts}")
     batch = batch_settings(settings.config, num_processes=settings.run.get("num_processes"))
     shape = batch_shape(batch)
-    length = run_length(batch, shape, prompts)
+    length = run_length(batch, shape, prompts, prior=has_prior(settings.config))
     dead = _dead_groups(settings.run.get("solve_rate"), batch.num_generations)
     chance = dead.get(batch.num_generations, 0.0)
     pruning = expected_pruning(settings.config, shape, length=length, dead=chance)
@@ -124,10 +124,25 @@ def check_pruning(config: dict[str, Any]) -> None:
         UnsupportedLossError: For a loss type that cannot be pruned.
     """
     names = ("completion_rule", "completion_prune_rate", "sampling_design")
-    options = {name: config[name] for name in names if name in config}
-    PruneConfig(**options)
-    if "loss_type" in config and config.get("completion_keep") != 1:
-        loss_denominator(config["loss_type"])
+    names += ("prompt_keep", "prompt_rule", "prompt_prune_rate")
+    PruneConfig(**{name: config[name] for name in names if name in config})
+    prompts = config.get("prompt_keep", 1.0) != 1
+    if "loss_type" in config and (config.get("completion_keep") != 1 or prompts):
+        loss = loss_denominator(config["loss_type"])
+        if prompts and loss.kind == "micro-batch tokens":
+            raise UnsupportedLossError(
+                f"loss_type={config['loss_type']!r} divides by the tokens of a micro-batch, in "
+                "which a prompt's weight would cancel: use another one, or set prompt_keep=1.0"
+            )
+
+
+def has_prior(config: dict[str, Any]) -> bool:
+    """Whether prompts may be pruned though none is visited twice.
+
+    Args:
+        config: Fields of `DPPOConfig` that the user set.
+    """
+    return bool(config.get("prompt_prior_column") or config.get("allow_single_epoch"))
 
 
 def batch_settings(config: dict[str, Any], *, num_processes: int | None = None) -> BatchSettings:
@@ -224,10 +239,13 @@ def _table(plan: Plan) -> list[str]:
 
 def _batch_rows(batch: BatchSettings, shape: BatchShape) -> list[tuple[str, str]]:
     sizes = legal_group_sizes(shape.completions_per_generation)
+    drawn, window = shape.prompts_per_generation, shape.candidates_per_generation
+    candidates = f"{window:,} (effective keep {drawn / window:.3f})"
     return [
         ("group size (num_generations)", f"{batch.num_generations}"),
         ("completions per generation", f"{shape.completions_per_generation:,}"),
         ("prompts per generation", f"{shape.prompts_per_generation:,}"),
+        *([("candidates per generation", candidates)] if batch.prompt_keep < 1 else []),
         ("prompts per step", f"{shape.prompts_per_step:,g}"),
         ("completions trained per step, unpruned", f"{shape.trained_per_step:,}"),
         ("legal group sizes for this batch", ", ".join(map(str, sizes))),
@@ -243,8 +261,10 @@ def _length_rows(
     if length.generations_per_epoch is not None:
         prompts, unused = settings.run["num_prompts"], length.unused_prompts_per_epoch or 0
         text = f"{unused:,} of {prompts:,} prompts unused per epoch"
+        drawn = shape.prompts_per_generation
         if unused:
-            text += f" (less than one generation of {shape.prompts_per_generation})"
+            unit = "window" if shape.candidates_per_generation > drawn else "generation"
+            text += f" (less than one {unit} of {shape.candidates_per_generation})"
         rows = [
             ("generations per epoch", f"{length.generations_per_epoch:,}"),
             ("steps per epoch", f"{length.steps_per_epoch:,}"),

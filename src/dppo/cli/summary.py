@@ -158,6 +158,10 @@ def _token_lines(summary: Mapping[str, Any]) -> list[str]:
         f"tokens   {generated:,} completion tokens generated, {trained:,} trained "
         f"({trained / generated:.1%})"
     ]
+    candidates, drawn = summary["prompts_candidates"], summary["prompts_rolled_out"]
+    if candidates > drawn:
+        share = f"{drawn / candidates:.1%}"
+        lines.insert(0, f"prompts  {drawn:,} rolled out of {candidates:,} candidates ({share})")
     skipped = {k: v for k, v in summary["completion_tokens_skipped"].items() if v}
     if skipped:
         parts = [f"{reason.replace('_', ' ')} {count:,}" for reason, count in skipped.items()]

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from dppo._checkpoints import checkpoint_path
 from dppo.cli.arithmetic import batch_shape
 from dppo.cli.builtin import BUILTIN_CONFIG
 from dppo.cli.data import BUILTIN, load_prompts
 from dppo.cli.fields import RUN_OPTIONS, config_fields
-from dppo.cli.job import Job, check_checkpoint, check_folders
+from dppo.cli.job import Job, check_folders
 from dppo.cli.length import run_length
 from dppo.cli.options import Settings, read_settings
-from dppo.cli.plan import batch_settings
+from dppo.cli.plan import batch_settings, check_pruning, has_prior
 from dppo.cli.rewards import check_rewards, load_rewards
 from dppo.errors import ConfigurationError
 
@@ -65,9 +66,12 @@ def prepare(arguments: Sequence[str]) -> Job:
         raise ConfigurationError(
             f"{', '.join(missing)} not installed; install dppo with its extra 'tasks'"
         )
+    check_pruning(settings.config)
     batch = batch_settings(settings.config)
     shape = batch_shape(batch)
-    check_checkpoint(settings.config.get("resume_from_checkpoint"))
+    resume = checkpoint_path(
+        settings.config.get("resume_from_checkpoint"), settings.config["output_dir"]
+    )
     check_folders(settings.run["model"], settings.config["output_dir"])
     rewards = load_rewards(_reward_names(settings.run))
     prompts = load_prompts(
@@ -80,8 +84,9 @@ def prepare(arguments: Sequence[str]) -> Job:
     check_rewards(rewards, prompts.train.column_names)
     if settings.run["model"] == BUILTIN:
         check_alphabet(prompts.train["prompt"])
-    run_length(batch, shape, len(prompts.train))
-    return Job(settings.config, settings.run, prompts, rewards)
+    run_length(batch, shape, len(prompts.train), prior=has_prior(settings.config))
+    resumed = {} if resume is None else {"resume_from_checkpoint": resume}
+    return Job({**settings.config, **resumed}, settings.run, prompts, rewards)
 
 
 def with_defaults(settings: Settings) -> Settings:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from dppo.errors import ConfigurationError
 from dppo.trl import state_files
@@ -128,29 +127,6 @@ def load_under_way(folder: str | Path, rank: int, *, device: Any) -> UnderWay:
     """
     tree = state_files.read(Path(folder) / f"dppo_generation_{rank}")
     return UnderWay(_to(tree["batch"], device), Basis(**tree["basis"]))
-
-
-def last_complete(folder: str | Path) -> str:
-    """The latest checkpoint in `folder` that was saved to its end.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
-    found = [p for p in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if p.name[11:].isdigit()]
-    for path in sorted(found, key=lambda p: -int(p.name[11:])):
-        if is_complete(path):
-            return str(path)
-        logger.warning("%s was not saved to its end and is passed over", path)
-    raise ConfigurationError(f"there is no checkpoint to resume from in {folder}")
-
-
-def is_complete(checkpoint: str | Path) -> bool:
-    """Whether the host wrote its state, which it does last."""
-    try:
-        text = (Path(checkpoint) / "trainer_state.json").read_text()
-    except OSError:
-        return False
-    return text.rstrip().endswith("}")
 
 
 def _phases(args: Any) -> dict[str, str]:

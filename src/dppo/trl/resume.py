@@ -94,24 +94,6 @@ def restore(trainer: Any, checkpoint: str) -> None:
     trainer._resumed = Resumed(under_way)
 
 
-def checkpoint_path(given: str | bool | None, output_dir: str) -> str | None:
-    """Path of the checkpoint to resume from, None for none.
-
-    Raises:
-        ConfigurationError: There is none, or it was not saved to its end.
-    """
-    if given is None or given is False or str(given).lower() in {"", "false"}:
-        return None
-    if given is True or given.lower() == "true":
-        return pruning_state.last_complete(output_dir)
-    if not pruning_state.is_complete(given):
-        raise ConfigurationError(
-            f"resume_from_checkpoint={given!r} is no checkpoint that was saved to its end: it has "
-            "no complete trainer_state.json"
-        )
-    return given
-
-
 def steps_per_epoch(loader: Any, trainer: Any) -> int:
     """Optimizer steps of an epoch, as the host counts them."""
     try:

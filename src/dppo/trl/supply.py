@@ -6,6 +6,7 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 
+from dppo._supply import check_prompts, check_window
 from dppo.errors import ConfigurationError
 from dppo.trl.config import DPPOConfig
 from dppo.trl.prompt_ids import dataset_ids
@@ -67,12 +68,7 @@ def _check_stream(args: DPPOConfig) -> None:
 
 def _check_prompts(count: int, args: DPPOConfig) -> None:
     needed = args.prompts_per_generation
-    if count < needed:
-        raise ConfigurationError(
-            f"the data set has {count} prompt{'s' * (count != 1)}, but a generation takes "
-            f"{needed}: no step would be trained. Add prompts, or lower "
-            "per_device_train_batch_size or gradient_accumulation_steps"
-        )
+    check_prompts(count, rolled_out=needed)
     if count % needed:
         logger.warning(
             "%d of %d prompts unused per epoch (less than one generation of %d)",
@@ -82,22 +78,15 @@ def _check_prompts(count: int, args: DPPOConfig) -> None:
 
 def _check_window(count: int, args: DPPOConfig) -> None:
     rolled_out, candidates = args.prompts_per_generation, args.candidates_per_generation
-    if candidates > count:
-        raise ConfigurationError(
-            f"prompt_keep={args.prompt_keep} with {rolled_out} prompts per generation draws from a "
-            f"window of M={candidates} prompts, but the data set has N={count}. Raise prompt_keep, "
-            "or lower the number of prompts per generation"
-        )
     generations = count // candidates
-    passes = _passes(generations, args)
-    known = args.prompt_prior_column is not None or args.allow_single_epoch
-    if passes < 2 and not known:
-        raise ConfigurationError(
-            f"prompt_keep={args.prompt_keep} chooses prompts by their past visits, but the run "
-            f"makes {passes:.3g} passes over the data: there is no history to choose by. Train at "
-            "least 2 epochs, give prompt_prior_column, set allow_single_epoch=True to draw "
-            "uniformly, or set prompt_keep=1.0"
-        )
+    check_window(
+        count,
+        prompt_keep=args.prompt_keep,
+        rolled_out=rolled_out,
+        candidates=candidates,
+        passes=_passes(generations, args),
+        known=args.prompt_prior_column is not None or args.allow_single_epoch,
+    )
     logger.warning(
         "prompt pruning: M=%d candidates, K=%d rolled out, effective keep %.3f; %d generations per "
         "epoch, %d of %d prompts unused per epoch; observations reach a window %d generations late",
@@ -114,7 +103,7 @@ def _check_window(count: int, args: DPPOConfig) -> None:
 
 def _passes(generations: int, args: DPPOConfig) -> float:
     """Passes over the data that the run makes."""
-    if args.max_steps <= 0:
+    if args.max_steps <= 0 or generations == 0:
         return args.num_train_epochs
     batches = generations * args.batches_per_generation
     return args.max_steps / -(-batches // args.gradient_accumulation_steps)

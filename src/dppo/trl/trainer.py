@@ -35,6 +35,7 @@ from trl.trainer.utils import (
     unsplit_pixel_values_by_grid,
 )
 
+from dppo._checkpoints import checkpoint_path
 from dppo.errors import ConfigurationError
 from dppo.estimator.weights import loss_denominator
 from dppo.pruner import Pruner
@@ -524,7 +525,7 @@ class DPPOTrainer(GRPOTrainer):
         """
         given = resume_from_checkpoint
         given = self.args.resume_from_checkpoint if given is None else given
-        path = resume.checkpoint_path(given, str(self.args.output_dir))
+        path = checkpoint_path(given, str(self.args.output_dir))
         return super().train(path, trial, ignore_keys_for_eval)
 
     @property
