@@ -43,18 +43,22 @@ def train(folder: str, world: int, cases: list[dict[str, Any]]) -> list[dict[str
     results = []
     for case in cases:
         options = {"max_steps": 4, "gradient_accumulation_steps": 2, **case}
+        options["per_device_train_batch_size"] = 8 // world
         options["adam_epsilon"] = 1e-3  # with 1e-8 Adam makes whole steps of float32 dust
-        reference = options.pop("reference", None)
+        reference, resume = options.pop("reference", None), options.pop("resume", None)
+        prompts = sorting_dataset(options.pop("prompts", 64), seed=0)
+        if options.pop("stream", False):
+            prompts = prompts.to_iterable_dataset()
         run = DPPOTrainer(
             tiny_model() if reference is None else reference,
             alternating_reward,
-            config(folder, per_device_train_batch_size=8 // world, **options),
-            sorting_dataset(64, seed=0),
+            config(options.pop("output_dir", folder), **options),
+            prompts,
             processing_class=load_builtin_tokenizer(),
             rollout_func=scripted,
         )
         assert run.accelerator.num_processes == world
-        run.train()
+        run.train(resume_from_checkpoint=resume)
         policy = run.accelerator.unwrap_model(run.model)
         logs = run.state.log_history[:4]
         results.append(
@@ -123,6 +127,8 @@ def test_two_processes_train_what_one_trains(tmp_path: Path, port: int) -> None:
             "beta": 0.1,
             "reference": str(tmp_path / "model"),
         },
+        {"prompt_keep": 0.5, "loss_type": "dr_grpo", "prompts": 16},  # 2 generations an epoch
+        {"prompt_keep": 0.5, "loss_type": "dapo", "prompts": 16, "stream": True},
     ]
     (alone,) = launch(tmp_path / "one", 1, port, cases)
     both = launch(tmp_path / "two", 2, port + 1, cases)
@@ -140,9 +146,28 @@ def test_whatever_is_left_two_processes_end_and_agree(tmp_path: Path, port: int)
         {"steps_per_generation": 3, "num_iterations": 2, "completion_keep": 0.1},
         {"steps_per_generation": 1, "completion_keep": 0.1, "loss_type": "bnpo"},
         {"steps_per_generation": 2, "completion_rule": "threshold", "loss_type": "luspo"},
+        {"steps_per_generation": 3, "prompt_keep": 0.5, "completion_keep": 1.0, "prompts": 12},
     ]
     first, second = launch(tmp_path / "two", 2, port + 2, cases)
     for case, a, b in zip(cases, first, second, strict=True):
         assert torch.equal(a["parameters"], b["parameters"]), case
         assert torch.isfinite(a["parameters"]).all(), case
         assert a["kept"] == b["kept"], case
+
+
+def test_two_processes_resume_inside_a_generation(tmp_path: Path, port: int) -> None:
+    """Two generations of four steps; each rank restores its part of the second."""
+    whole = {
+        "steps_per_generation": 4,
+        "num_iterations": 2,
+        "max_steps": 8,
+        "prompt_keep": 0.5,
+        "prompts": 16,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "output_dir": str(tmp_path / "run"),
+    }
+    resumed = {**whole, "resume": str(tmp_path / "run" / "checkpoint-5"), "save_strategy": "no"}
+    first, second = launch(tmp_path / "two", 2, port + 3, [whole, resumed])
+    assert torch.equal(first[0]["parameters"], first[1]["parameters"])
+    assert torch.equal(first[1]["parameters"], second[1]["parameters"])
