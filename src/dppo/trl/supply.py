@@ -1,7 +1,6 @@
 """Whether the data set has prompts enough; known before weights are loaded."""
 
 import logging
-from collections import Counter
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -9,7 +8,7 @@ from datasets import Dataset, IterableDataset
 from dppo._supply import check_prompts, check_window
 from dppo.errors import ConfigurationError
 from dppo.trl.config import DPPOConfig
-from dppo.trl.prompt_ids import dataset_ids
+from dppo.trl.prompt_ids import believed_rates, dataset_ids
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +33,15 @@ def check_supply(dataset: Any, args: DPPOConfig) -> None:
         _check_prompts(len(dataset), args)
         return
     _check_window(len(dataset), args)
-    if args.prompt_id_column is None:
-        if IMAGES & set(dataset.column_names):
-            raise ConfigurationError(
-                "prompts with images are not told apart by their text: give prompt_id_column, "
-                "or set prompt_keep=1.0"
-            )
-        _remark_on_duplicates(dataset)
+    if args.prompt_id_column is not None:
+        dataset_ids(dataset, args.prompt_id_column)
+    elif IMAGES & set(dataset.column_names):
+        raise ConfigurationError(
+            "prompts with images are not told apart by their text: give prompt_id_column, or set "
+            "prompt_keep=1.0"
+        )
+    if args.prompt_prior_column is not None:
+        believed_rates(dataset, args.prompt_prior_column)
     if args.scale_rewards == "batch" or args.multi_objective_aggregation == "normalize_then_sum":
         logger.warning(
             "advantages are scaled over the batch, hence over the prompts that were drawn: with "
@@ -111,17 +112,6 @@ def _passes(generations: int, args: DPPOConfig) -> float:
 
 def _effective_keep(args: DPPOConfig) -> float:
     return args.prompts_per_generation / args.candidates_per_generation
-
-
-def _remark_on_duplicates(dataset: Dataset) -> None:
-    counts = Counter(dataset_ids(dataset, None).tolist())
-    shared = sum(count for count in counts.values() if count > 1)
-    if shared:
-        logger.warning(
-            "%d of %d prompts have the text of another and share its history; if they are "
-            "different tasks, give prompt_id_column",
-            *(shared, len(dataset)),
-        )
 
 
 def _remark_on_tokens(args: DPPOConfig) -> None:

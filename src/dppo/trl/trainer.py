@@ -134,7 +134,7 @@ class DPPOTrainer(GRPOTrainer):
         self._shift_invariant = rows.shift_invariant(self.model.config)
         self.clock = PhaseClock()
         self.pruner = Pruner(args.prune_config(), seed=args.seed)
-        self._windows = Windows(self.pruner, args)
+        self._windows = Windows(self.pruner, args, self.clock)
         self._totals = Totals()
         self._notices = notices.Notices()
         self._averages = full_batch.StepAverages()

@@ -9,6 +9,7 @@ Suffixes: `_M` candidates of a window, `_N` all prompts of a data set.
 
 import copy
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +24,12 @@ from dppo.errors import ConfigurationError, HostDriftError
 from dppo.estimator.designs import generator
 from dppo.estimator.windows import random_order
 from dppo.pruner import Pruner
+from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
 from dppo.trl.prompt_ids import Ids, believed_rate, believed_rates, dataset_ids, row_id
 from dppo.types import Selection
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,11 @@ class Windows:
     Args:
         pruner: Draws them.
         args: The configuration.
+        clock: Told of the time that a draw takes.
     """
 
-    def __init__(self, pruner: Pruner, args: DPPOConfig) -> None:
-        self.pruner, self.args = pruner, args
+    def __init__(self, pruner: Pruner, args: DPPOConfig, clock: PhaseClock) -> None:
+        self.pruner, self.args, self._clock = pruner, args, clock
         self.epoch = 0
         self._first, self._skipped = 0, 0
         self._keep_at: Callable[[int], float | None] = lambda index: None
@@ -103,9 +108,11 @@ class Windows:
             return np.arange(len(ids_M)) < count
         number = self._first + index
         if number not in self._open:
-            chosen = self.pruner.select_prompts(
-                ids_M, count=count, step=number, keep=self._keep_at(index), solve_rate=believed_M
-            )
+            keep = self._keep_at(index)
+            with self._clock.running("prune"):
+                chosen = self.pruner.select_prompts(
+                    ids_M, count=count, step=number, keep=keep, solve_rate=believed_M
+                )
             self._open[number] = Window(number, ids_M, chosen)
         elif not np.array_equal(self._open[number].ids_M, ids_M):
             raise ConfigurationError(
@@ -127,18 +134,20 @@ class Windows:
         """
         self._open = {number: w for number, w in self._open.items() if number >= generation}
         window = self._open.get(generation)
-        if window is not None:
-            group, column = self.args.group_size, self.args.prompt_id_column
-            place = np.arange(first_row, first_row + len(rows)) // group
-            starts = np.flatnonzero(np.diff(place, prepend=-1))
-            found = [row_id(rows[start], column) for start in starts.tolist()]
-            if found == window.ids[place[starts]].tolist():
+        with self._clock.running("prune"):
+            if window is not None and self._holds(window, rows, first_row):
                 return window
         raise HostDriftError(
             f"the rows of generation {generation} are not the prompts that were drawn for it; "
             "their weights would be wrong. Train through `train()` with the trainer's own loader, "
             "or set prompt_keep=1.0"
         )
+
+    def _holds(self, window: Window, rows: list[dict[str, Any]], first_row: int) -> bool:
+        place = np.arange(first_row, first_row + len(rows)) // self.args.group_size
+        starts = np.flatnonzero(np.diff(place, prepend=-1))
+        found = [row_id(rows[start], self.args.prompt_id_column) for start in starts.tolist()]
+        return found == window.ids[place[starts]].tolist()
 
     def get(self, generation: int) -> Window:
         """The window of a generation, of a checkpoint that was saved while it was under way."""
@@ -172,6 +181,8 @@ class WindowSampler(Sampler[int]):
         column = args.prompt_prior_column
         self._believed_N = None if column is None else believed_rates(dataset, column)
         self._candidates = args.candidates_per_generation
+        if args.prompt_id_column is None:
+            _remark_on_duplicates(self._ids_N)
 
     def __len__(self) -> int:
         """Rows of an epoch, the same for every epoch."""
@@ -195,6 +206,17 @@ class WindowSampler(Sampler[int]):
             rows = np.repeat(candidates[kept], args.group_size).tolist()
             for _ in range(args.batches_per_generation):
                 yield from rows
+
+
+def _remark_on_duplicates(ids_N: Ids) -> None:
+    counts = np.unique(ids_N, return_counts=True)[1]
+    shared = int(counts[counts > 1].sum())
+    if shared:
+        logger.warning(
+            "%d of %d prompts have the text of another and share its history; if they are "
+            "different tasks, give prompt_id_column",
+            *(shared, len(ids_N)),
+        )
 
 
 class WindowStream(TorchIterableDataset[dict[str, Any]]):
