@@ -24,6 +24,7 @@ from dppo.estimator.inclusion import (
     uniform_inclusion,
 )
 from dppo.estimator.sizes import completion_norms, completion_sizes, surprisal_norm
+from dppo.packing import Packing, pack
 from dppo.pruner import Pruner
 from dppo.types import Advantages, CompletionChoice, Selection
 
@@ -46,6 +47,8 @@ __all__ = [
     "outcomes",
     "effective_sample_size",
     "pruning_variance",
+    "pack",
+    "Packing",
     "Pruner",
     "PruneConfig",
     "Advantages",

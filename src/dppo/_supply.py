@@ -41,8 +41,9 @@ def check_window(
         known: Whether there is a prior, or the user wants it all the same.
 
     Raises:
-        ConfigurationError: M > N, or fewer than two passes without a prior.
+        ConfigurationError: M = K, M > N, or fewer than two passes without a prior.
     """
+    check_choice(prompt_keep, rolled_out=rolled_out, candidates=candidates)
     if candidates > prompts:
         raise ConfigurationError(
             f"prompt_keep={prompt_keep} with {rolled_out} prompts per generation draws from a "
@@ -55,4 +56,23 @@ def check_window(
             f"{passes:.3g} passes over the data: there is no history to choose by. Train at least "
             "2 epochs, give prompt_prior_column, set allow_single_epoch=True to draw uniformly, or "
             "set prompt_keep=1.0"
+        )
+
+
+def check_choice(prompt_keep: float, *, rolled_out: int, candidates: int) -> None:
+    """Refuse windows that leave nothing to choose.
+
+    Args:
+        prompt_keep: As configured.
+        rolled_out: Prompts of a generation, K.
+        candidates: Prompts of a window, M.
+
+    Raises:
+        ConfigurationError: M = K.
+    """
+    if candidates == rolled_out:
+        raise ConfigurationError(
+            f"prompt_keep={prompt_keep} has nothing to choose from: a generation rolls out "
+            f"{rolled_out} prompt{'s' * (rolled_out > 1)}, from a window of as many. Lower it, "
+            "raise the number of prompts per generation, or set prompt_keep=1.0"
         )

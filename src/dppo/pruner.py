@@ -89,7 +89,7 @@ class Pruner:
             keep: In place of `prompt_keep` for this generation, in (0, 1], as in annealing; the
                 window then has floor(count / keep + 1/2) candidates.
             solve_rate: Shape of `prompt_ids`, in [0, 1]. What is believed of each candidate
-                beforehand, worth one visit.
+                beforehand, worth one visit (two, where rewards have more than two values).
 
         Returns:
             Selection over the candidates; exactly `count` are kept, every pi is above 0.

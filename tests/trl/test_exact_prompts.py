@@ -122,7 +122,7 @@ class Candidates:
             loss_type=self.host.loss_type,
             other_terms=self.other_terms,
             sort=True,
-            window=Window(0, np.arange(CANDIDATES), selection),
+            window=Window(0, np.arange(CANDIDATES), selection, visited=1.0),
         )
         return self.host._decision
 

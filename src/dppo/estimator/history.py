@@ -153,7 +153,8 @@ class PromptHistory:
             group: Completions of the next visit, G.
             scale: How advantages are scaled.
             solve_rate_P: Shape (P,), in [0, 1]. What is believed of each prompt beforehand, worth
-                one visit, in place of the prior fitted to all prompts.
+                one visit (`PRIOR_VISITS` where rewards have more than two values), in place of the
+                prior fitted to all prompts.
         """
         sums = self._lookup(prompt_ids)
         visits, scores, reward, signal, _, cost = sums

@@ -75,8 +75,8 @@ def loss_denominator(loss_type: str) -> Denominator:
     except KeyError:
         raise UnsupportedLossError(
             f"loss_type {loss_type!r} has no known denominator, so its pruned gradient cannot be "
-            f"made unbiased; known: {', '.join(_DENOMINATORS)}. Set completion_keep=1.0 to train "
-            "with it unpruned"
+            f"made unbiased; known: {', '.join(_DENOMINATORS)}. Switch pruning off (keep rates "
+            "of 1.0) to train with it"
         ) from None
 
 

@@ -55,7 +55,7 @@ class DPPOConfig(GRPOConfig):
             remembered. Default: a hash of the prompt, so that equal prompts share a history.
         prompt_prior_column (`str`, *optional*):
             Column with the solve rate in [0, 1] that is believed of each prompt beforehand, worth
-            one visit.
+            one visit (two, where rewards have more than two values).
         allow_single_epoch (`bool`, *optional*, defaults to `False`):
             Allow `prompt_keep < 1` though no prompt is visited twice, so that nothing is known of
             any and the draw is uniform.
@@ -367,7 +367,7 @@ def _completion_keep(value: float | str | None) -> float | str:
 def _check_exact(config: DPPOConfig) -> None:
     """Refuse what couples the rows of a batch, so that no weight per row makes it exact."""
     loss_denominator(config.loss_type)
-    off = "or set completion_keep=1.0"
+    off = "or switch pruning off (completion_keep=1.0, prompt_keep=1.0)"
     if config.top_entropy_quantile < 1:
         raise ConfigurationError(
             f"top_entropy_quantile={config.top_entropy_quantile} picks tokens by a quantile over "
@@ -414,13 +414,6 @@ def _check_prompt_phase(config: DPPOConfig) -> None:
         raise ConfigurationError(
             f"remove_unused_columns=True removes the column {config.prompt_id_column!r} "
             "(prompt_id_column) from the rows; set it to False"
-        )
-    rolled_out, candidates = config.prompts_per_generation, config.candidates_per_generation
-    if candidates == rolled_out:
-        raise ConfigurationError(
-            f"prompt_keep={config.prompt_keep} has nothing to choose from: a generation rolls out "
-            f"{rolled_out} prompt{'s' * (rolled_out > 1)}, from a window of as many. Lower it, "
-            "raise the number of prompts per generation, or set prompt_keep=1.0"
         )
 
 

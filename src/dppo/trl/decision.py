@@ -114,6 +114,15 @@ class Decision:
         judged = prompts - float(weight_P[count_P == 0].sum())
         return float((weight_P * mean_P).sum()) / judged if judged > 0 else float("nan")
 
+    @property
+    def observed_PG(self) -> NDArray[np.floating[Any]]:
+        """Rewards as a history should know them: those of a group without signal do not differ.
+
+        They may have differed where `signal_reward` says that there is none.
+        """
+        dead_PG = self.dead_N.reshape(self.rewards_PG.shape) & ~np.isnan(self.rewards_PG)
+        return np.where(dead_PG, np.fmax.reduce(self.rewards_PG, axis=1)[:, None], self.rewards_PG)
+
     def denominators(self, segment: Segment, geometry: Geometry, *, rank: int) -> dict[str, float]:
         """Rows and loss tokens of a segment before pruning, of one rank.
 

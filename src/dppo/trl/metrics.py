@@ -89,7 +89,7 @@ def _log_prompts(trainer: Any, decision: Any) -> None:
         "rolled_out": rolled_out,
         "sampled_out": candidates - rolled_out,
         "live": float(decision.choices[0].live.any(axis=1).mean()),
-        "visited": float(trainer.pruner.visited(window.ids_M).mean()),
+        "visited": window.visited,
         "weight/max": float((1 / window.pi).max()),
     }
     for name, value in values.items():

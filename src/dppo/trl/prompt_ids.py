@@ -57,8 +57,6 @@ def row_id(row: Mapping[str, Any], column: str | None) -> int:
 def dataset_ids(dataset: Dataset, column: str | None) -> Ids:
     """Ids of all prompts, shape (N,)."""
     name = "prompt" if column is None else column
-    if name not in dataset.column_names:
-        row_id(dict.fromkeys(dataset.column_names), column)
     ids: list[int] = []
     one = dataset.select_columns([name])
     for start in range(0, len(one), CHUNK):
@@ -82,13 +80,8 @@ def believed_rates(dataset: Dataset, column: str) -> NDArray[np.float64]:
     """Solve rates believed of all prompts, shape (N,).
 
     Raises:
-        ConfigurationError: The column is missing or holds something else than rates.
+        ConfigurationError: The column holds something else than rates.
     """
-    if column not in dataset.column_names:
-        raise ConfigurationError(
-            f"prompt_prior_column={column!r} is none of the columns "
-            f"{', '.join(map(repr, dataset.column_names))}"
-        )
     return np.array([believed_rate(value, column) for value in dataset[column]])
 
 

@@ -38,6 +38,8 @@ class UnderWay:
 def settings(trainer: Any) -> dict[str, Any]:
     """What must not change between a checkpoint and the run that resumes from it."""
     args, data = trainer.args, trainer.train_dataset
+    streamed = not hasattr(data, "__len__")
+    annealed = streamed and args.prunes_prompts and args.prune_until < 1
     return {
         "per_device_train_batch_size": args.per_device_train_batch_size,
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
@@ -48,7 +50,9 @@ def settings(trainer: Any) -> dict[str, Any]:
         "order of the prompts (data_seed, or seed)": args.order_seed,
         "shuffle_dataset": args.shuffle_dataset,
         "prompt_id_column": args.prompt_id_column,
-        "train_dataset": dataset_digest(data) if hasattr(data, "__len__") else "streamed",
+        "train_dataset": "streamed" if streamed else dataset_digest(data),
+        # Where windows shrink says how far a stream was read.
+        **({"max_steps": trainer.state.max_steps} if annealed else {}),
     }
 
 
@@ -110,6 +114,9 @@ def load(folder: str | Path, trainer: Any) -> bool:
         trainer._windows.load(saved["windows"])
     elif now["prompts"] == "on":
         logger.warning("nothing is known of any prompt yet: the first draws are uniform")
+    if now != before and "prompts" in both:
+        # The generation under way is dropped; windows drawn ahead have numbers that follow it.
+        trainer._generation = max(generation, trainer._windows.clear() + 1)
     return saved["under_way"] and now == before
 
 

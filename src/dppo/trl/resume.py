@@ -21,6 +21,7 @@ from dppo.trl import full_batch, pruning_state
 class Resumed:
     """That training goes on from a checkpoint, and the generation that is under way there."""
 
+    checkpoint: str
     under_way: pruning_state.UnderWay | None
 
 
@@ -80,6 +81,8 @@ def restore(trainer: Any, checkpoint: str) -> None:
     Raises:
         ConfigurationError: It belongs to another run, on whichever rank; all ranks raise.
     """
+    if trainer._resumed is not None and trainer._resumed.checkpoint == checkpoint:
+        return  # checked before, to refuse it early
     under_way, problem = None, None
     try:
         if pruning_state.load(checkpoint, trainer):
@@ -91,7 +94,7 @@ def restore(trainer: Any, checkpoint: str) -> None:
     refused = torch.tensor([problem is not None], device=trainer.accelerator.device)
     if trainer.accelerator.gather(refused).any():
         raise problem or ConfigurationError(f"another process cannot resume from {checkpoint}")
-    trainer._resumed = Resumed(under_way)
+    trainer._resumed = Resumed(checkpoint, under_way)
 
 
 def steps_per_epoch(loader: Any, trainer: Any) -> int:

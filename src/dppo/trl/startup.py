@@ -139,7 +139,8 @@ def check_model(trainer: Any) -> None:
     if trainer.args.prunes and trainer.aux_loss_enabled:
         raise ConfigurationError(
             "the router's auxiliary loss is a statistic of all tokens of a micro-batch, which "
-            "pruning changes; set router_aux_loss_coef=0, or completion_keep=1.0"
+            "pruning changes; set router_aux_loss_coef=0, or switch pruning off "
+            "(completion_keep=1.0, prompt_keep=1.0)"
         )
     signal = trainer.args.signal_reward
     if signal is not None:

@@ -5,8 +5,9 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 
-from dppo._supply import check_prompts, check_window
+from dppo._supply import check_choice, check_prompts, check_window
 from dppo.errors import ConfigurationError
+from dppo.estimator.weights import loss_denominator
 from dppo.trl.config import DPPOConfig
 from dppo.trl.prompt_ids import believed_rates, dataset_ids
 
@@ -24,30 +25,47 @@ def check_supply(dataset: Any, args: DPPOConfig) -> None:
         ConfigurationError: Too few prompts for a generation or a window, too few passes for a
             history, or a stream without `max_steps`.
     """
+    if not isinstance(dataset, Dataset | IterableDataset):
+        return
     if isinstance(dataset, IterableDataset):
         _check_stream(args)
-        return
-    if not isinstance(dataset, Dataset):
-        return
-    if not args.prunes_prompts:
+    elif args.prunes_prompts:
+        _check_window(len(dataset), args)
+    else:
         _check_prompts(len(dataset), args)
-        return
-    _check_window(len(dataset), args)
-    if args.prompt_id_column is not None:
-        dataset_ids(dataset, args.prompt_id_column)
-    elif IMAGES & set(dataset.column_names):
+    if args.prunes_prompts:
+        _check_columns(dataset, args)
+        _remark_on_losses(args)
+
+
+def _check_columns(dataset: Dataset | IterableDataset, args: DPPOConfig) -> None:
+    """The columns that prompt pruning reads; of a stream only their names, where it knows them."""
+    columns = set(dataset.column_names or ())
+    if args.prompt_id_column is None and IMAGES & columns:
         raise ConfigurationError(
             "prompts with images are not told apart by their text: give prompt_id_column, or set "
             "prompt_keep=1.0"
         )
-    if args.prompt_prior_column is not None:
-        believed_rates(dataset, args.prompt_prior_column)
+    for option in ("prompt_id_column", "prompt_prior_column"):
+        name = getattr(args, option)
+        if columns and name is not None and name not in columns:
+            found = ", ".join(map(repr, sorted(columns)))
+            raise ConfigurationError(f"{option}={name!r} is none of the columns {found}")
+    if isinstance(dataset, Dataset):
+        if args.prompt_id_column is not None:
+            dataset_ids(dataset, args.prompt_id_column)
+        if args.prompt_prior_column is not None:
+            believed_rates(dataset, args.prompt_prior_column)
+
+
+def _remark_on_losses(args: DPPOConfig) -> None:
+    """What keeps the gradient from being unbiased over the draw of prompts, and how far."""
     if args.scale_rewards == "batch" or args.multi_objective_aggregation == "normalize_then_sum":
         logger.warning(
             "advantages are scaled over the batch, hence over the prompts that were drawn: with "
             "prompt_keep < 1 the gradient is consistent, not unbiased"
         )
-    if args.loss_type in {"dapo", "cispo", "vespo"}:
+    if loss_denominator(args.loss_type).kind == "generation tokens":
         _remark_on_tokens(args)
 
 
@@ -58,6 +76,11 @@ def _check_stream(args: DPPOConfig) -> None:
             "of optimizer steps"
         )
     if args.prunes_prompts:
+        check_choice(
+            args.prompt_keep,
+            rolled_out=args.prompts_per_generation,
+            candidates=args.candidates_per_generation,
+        )
         logger.warning(
             "prompt pruning of a stream: windows of %d prompts, %d of them rolled out (effective "
             "keep %.3f), pass after pass. Nothing is known of a prompt before its second visit; "

@@ -291,7 +291,7 @@ class DPPOTrainer(GRPOTrainer):
             if rollout.window is not None:
                 self.pruner.observe(
                     rollout.window.ids,
-                    decision.rewards_PG,
+                    decision.observed_PG,
                     lengths_PG=decision.rows.completion_tokens.reshape(decision.rewards_PG.shape),
                     step=basis.generation,
                 )
@@ -546,6 +546,7 @@ class DPPOTrainer(GRPOTrainer):
             if self._under_way is not None:
                 rank = self.accelerator.process_index
                 pruning_state.save_under_way(folder, rank, self._under_way)
+                self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 pruning_state.save(folder, self)
         super()._save_checkpoint(model, trial)

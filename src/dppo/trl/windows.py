@@ -39,6 +39,8 @@ class Window:
     generation: int
     ids_M: Ids
     selection: Selection
+    visited: float
+    """Share of the candidates of which something was known."""
 
     @property
     def ids(self) -> Ids:
@@ -57,12 +59,14 @@ class Window:
             "ids": self.ids_M,
             "kept": self.selection.kept,
             "pi": self.selection.pi,
+            "visited": self.visited,
         }
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> "Window":
         """The reverse of `to_dict`."""
-        return cls(state["generation"], state["ids"], Selection(state["kept"], state["pi"]))
+        selection = Selection(state["kept"], state["pi"])
+        return cls(state["generation"], state["ids"], selection, state["visited"])
 
 
 class Windows:
@@ -113,7 +117,8 @@ class Windows:
                 chosen = self.pruner.select_prompts(
                     ids_M, count=count, step=number, keep=keep, solve_rate=believed_M
                 )
-            self._open[number] = Window(number, ids_M, chosen)
+                visited = float(self.pruner.visited(ids_M).mean())
+            self._open[number] = Window(number, ids_M, chosen, visited)
         elif not np.array_equal(self._open[number].ids_M, ids_M):
             raise ConfigurationError(
                 f"the candidates of generation {number} are not those it had when the checkpoint "
