@@ -1,5 +1,6 @@
 """Which checkpoint a run goes on from. Shared by the command line and the trainer; no torch."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -10,7 +11,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "checkpoint-"
 
 
-def checkpoint_path(given: str | bool | None, output_dir: str) -> str | None:
+def checkpoint_path(given: str | Path | bool | None, output_dir: str) -> str | None:
     """Path of the checkpoint to resume from, None for none.
 
     Args:
@@ -20,9 +21,10 @@ def checkpoint_path(given: str | bool | None, output_dir: str) -> str | None:
     Raises:
         ConfigurationError: There is none, or it was not saved to its end.
     """
-    if given is None or given is False or str(given).lower() in {"", "false"}:
+    if given is None or str(given).lower() in {"", "false"}:
         return None
-    if given is True or given.lower() == "true":
+    given = str(given)
+    if given.lower() == "true":
         return last_complete(output_dir)
     if not Path(given).is_dir():
         raise ConfigurationError(f"resume_from_checkpoint: there is no directory {given}")
@@ -55,7 +57,7 @@ def last_complete(folder: str | Path) -> str:
 def is_complete(checkpoint: str | Path) -> bool:
     """Whether the host wrote its state, which it does last."""
     try:
-        text = (Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8")
-    except OSError:
+        json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
-    return text.rstrip().endswith("}")
+    return True

@@ -44,6 +44,11 @@ class PromptPhase:
         """Whether anything was observed or chosen."""
         return bool(len(self.history) or self._pending or self._last_window >= 0)
 
+    @property
+    def earliest(self) -> int:
+        """The first generation that can still be observed."""
+        return max(self._last_window - self.config.observation_lag, 0)
+
     def window_size(self, count: int) -> int:
         """See `Pruner.window_size`."""
         return window_size(count, keep=self.config.prompt_keep)
@@ -89,8 +94,7 @@ class PromptPhase:
     ) -> None:
         """See `Pruner.observe`."""
         natural("step", step)
-        due = self._last_window - 1 - self.config.observation_lag
-        if step <= due:
+        if step < self.earliest:
             raise InvalidInputError(
                 f"the observation of generation {step} comes too late: the window of generation "
                 f"{self._last_window} was chosen without it. Observe in time, or raise "

@@ -222,6 +222,11 @@ class Pruner:
         self._remember(step, choice, batch.cost_PG)
         return choice
 
+    @property
+    def earliest_observation(self) -> int:
+        """The first generation that `observe` still takes: no window was chosen without it."""
+        return self._prompts.earliest
+
     def visited(self, prompt_ids: PromptIds) -> Bools:
         """Which of the prompts the history knows, shape of `prompt_ids`."""
         return self._prompts.history.visited(prompt_ids)

@@ -849,8 +849,10 @@ def test_a_prompt_that_comes_twice_is_visited_twice_in_order():
     together.observe([7, 3, 7, 7], rewards)
     for prompt_id, row in zip([7, 3, 7, 7], rewards, strict=True):
         apart.observe([prompt_id], [row])
-    for mine, theirs in zip(together.predict([3, 7], group=4), apart.predict([3, 7], group=4)):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-6)  # sums are float32
+    # Sums are float32.
+    np.testing.assert_allclose(
+        together.predict([3, 7], group=4), apart.predict([3, 7], group=4), rtol=1e-6
+    )
     np.testing.assert_allclose(together.magnitude([7])[0], apart.magnitude([7])[0], rtol=1e-6)
 
 

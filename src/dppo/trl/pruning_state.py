@@ -26,6 +26,12 @@ PROMPT_OPTIONS = (
     *("prompt_keep", "prompt_rule", "prompt_prune_rate", "advantage_scale", "observation_lag"),
 )
 
+NAMES = {
+    "advantage_scale": "scale_rewards",
+    "observation_lag": "lag (dataloader_num_workers, dataloader_prefetch_factor)",
+}
+"""What an option of the pruner follows from."""
+
 
 @dataclass(frozen=True)
 class UnderWay:
@@ -66,15 +72,17 @@ def save(folder: str | Path, trainer: Any) -> None:
         "settings": settings(trainer) if trainer.args.prunes else {},
         "windows": trainer._windows.state(number),
         "under_way": trainer._under_way is not None,
+        "place": trainer._windows.place(number, trainer._position),
     }
     state_files.write(Path(folder) / STATE, tree)
 
 
-def load(folder: str | Path, trainer: Any) -> bool:
+def load(folder: str | Path, trainer: Any) -> tuple[bool, list[int] | None]:
     """Check a saved state against the run, and take it over.
 
     Returns:
-        Whether a generation is under way and can be gone on with.
+        Whether a generation is under way and can be gone on with; and epoch and batches of it that
+        were over, None if that is not known or does not matter.
 
     Raises:
         ConfigurationError: The state is unreadable, or of another data set or configuration; the
@@ -88,7 +96,7 @@ def load(folder: str | Path, trainer: Any) -> bool:
                 "left behind. Draws start at generation 0, and nothing is known of any prompt",
                 folder,
             )
-        return False
+        return False, None
     saved = state_files.read(stem)
     try:
         generation, before = int(saved["generation"]), saved["phases"]
@@ -117,7 +125,7 @@ def load(folder: str | Path, trainer: Any) -> bool:
     if now != before and "prompts" in both:
         # The generation under way is dropped; windows drawn ahead have numbers that follow it.
         trainer._generation = max(generation, trainer._windows.clear() + 1)
-    return saved["under_way"] and now == before
+    return saved["under_way"] and now == before, saved["place"] if both else None
 
 
 def save_under_way(folder: str | Path, rank: int, generation: UnderWay) -> None:
@@ -151,7 +159,10 @@ def _changes(saved: dict[str, Any], trainer: Any, both: set[str]) -> list[str]:
     before: dict[str, Any] = {"seed": then["seed"], **{n: then["config"].get(n) for n in names}}
     after: dict[str, Any] = {"seed": trainer.pruner.seed, **{n: config[n] for n in names}}
     before, after = {**before, **saved["settings"]}, {**after, **settings(trainer)}
-    return [f"{n} {before.get(n)!r} -> {after[n]!r}" for n in after if before.get(n) != after[n]]
+    changed = [name for name in after if before.get(name) != after[name]]
+    if len(changed) > 1 and "observation_lag" in changed:
+        changed.remove("observation_lag")  # it follows from the others
+    return [f"{NAMES.get(n, n)} {before.get(n)!r} -> {after[n]!r}" for n in changed]
 
 
 def _to(value: Any, device: Any) -> Any:

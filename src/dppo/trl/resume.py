@@ -5,16 +5,20 @@ the loader. So the position in the epoch, which the host restores, says which wi
 how far into its generation the run is; a checkpoint has the rest.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
+from transformers.trainer_utils import has_length
 from trl.trainer.utils import RepeatSampler
 
 from dppo.errors import ConfigurationError
 from dppo.pruner import Pruner
 from dppo.trl import full_batch, pruning_state
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class Resumed:
 
     checkpoint: str
     under_way: pruning_state.UnderWay | None
+    place: list[int] | None
+    """Epoch and batches of it that were over when it was saved."""
 
 
 class LineUp(TrainerCallback):
@@ -50,18 +56,19 @@ class LineUp(TrainerCallback):
         trainer._resumed = None
         if not args.prunes:
             return
+        loader = trainer.callback_handler.train_dataloader
         steps_done, batches_done = 0, 0
         if resumed is not None:
-            loader = trainer.callback_handler.train_dataloader
             self.epoch, steps_done = divmod(state.global_step, steps_per_epoch(loader, trainer))
             batches_done = steps_done * args.gradient_accumulation_steps
             _catch_up(trainer, self.epoch)
-        else:  # also where the epoch before was cut short: its last windows are never rolled out
-            trainer._generation = max(trainer._generation, trainer._windows.clear() + 1)
-        batches = trainer._geometry().micro_steps
-        index, position = divmod(batches_done, batches)
         under_way = None if resumed is None else resumed.under_way
-        trainer._step, trainer._rolled_out_at = position, -1
+        if resumed is None or not _in_place(resumed, loader, [self.epoch, batches_done]):
+            under_way = None
+            _pass_over(trainer)
+        batches = trainer._geometry().micro_steps
+        index = batches_done // batches
+        trainer._step, trainer._rolled_out_at = batches_done, -1
         trainer._buffered_inputs = trainer._decision = trainer._basis = None
         first = trainer._generation - index - (under_way is not None)
         trainer._windows.begin_epoch(
@@ -83,9 +90,10 @@ def restore(trainer: Any, checkpoint: str) -> None:
     """
     if trainer._resumed is not None and trainer._resumed.checkpoint == checkpoint:
         return  # checked before, to refuse it early
-    under_way, problem = None, None
+    under_way, place, problem = None, None, None
     try:
-        if pruning_state.load(checkpoint, trainer):
+        goes_on, place = pruning_state.load(checkpoint, trainer)
+        if goes_on:
             under_way = pruning_state.load_under_way(
                 checkpoint, trainer.accelerator.process_index, device=trainer.accelerator.device
             )
@@ -94,16 +102,45 @@ def restore(trainer: Any, checkpoint: str) -> None:
     refused = torch.tensor([problem is not None], device=trainer.accelerator.device)
     if trainer.accelerator.gather(refused).any():
         raise problem or ConfigurationError(f"another process cannot resume from {checkpoint}")
-    trainer._resumed = Resumed(checkpoint, under_way)
+    trainer._resumed = Resumed(checkpoint, under_way, place)
 
 
 def steps_per_epoch(loader: Any, trainer: Any) -> int:
     """Optimizer steps of an epoch, as the host counts them."""
-    try:
-        batches = len(loader)
-    except TypeError:  # a stream
+    if not has_length(loader):  # a stream
         return trainer.state.max_steps
-    return max(-(-batches // trainer.args.gradient_accumulation_steps), 1)
+    return max(-(-len(loader) // trainer.args.gradient_accumulation_steps), 1)
+
+
+def _in_place(resumed: Resumed, loader: Any, host: list[int]) -> bool:
+    """Whether the host goes on where the checkpoint was saved.
+
+    It does not if a callback cut an epoch short: it then counts the steps as if none was.
+    """
+    if resumed.place is None:
+        return True
+    epoch, batches = resumed.place
+    at_end = has_length(loader) and batches >= len(loader)
+    if ([epoch + 1, 0] if at_end else [epoch, batches]) == host:
+        return True
+    logger.warning(
+        "an epoch before the checkpoint was cut short, and the host goes on elsewhere: after %d "
+        "batches of epoch %d, not %d of epoch %d",
+        *(host[1], host[0], batches, epoch),
+    )
+    return False
+
+
+def _pass_over(trainer: Any) -> None:
+    """Windows that were drawn ahead but will not be rolled out keep their numbers to themselves."""
+    last = trainer._windows.clear()
+    ahead = last + 1 - trainer._generation
+    if ahead > 0:
+        logger.warning(
+            "the epoch was cut short: %d window%s of prompts drawn ahead will not be rolled out",
+            *(ahead, "s" * (ahead > 1)),
+        )
+        trainer._generation = last + 1
 
 
 def _rates(args: Any, state: Any, first_step: int, batches: int) -> Any:

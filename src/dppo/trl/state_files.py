@@ -1,6 +1,6 @@
 """Nested state in two files, JSON and npz; never pickle, written atomically.
 
-Arrays and tensors of the tree go to the npz, and their names into their places in the JSON.
+Arrays and tensors of the tree go to the npz, and their numbers into their places in the JSON.
 """
 
 import json
@@ -19,6 +19,7 @@ from dppo.errors import ConfigurationError, HostDriftError
 
 Arrays = dict[str, np.ndarray]
 BELONGS_TO = "belongs_to"
+ARRAY, TENSOR = "<array>", "<tensor>"
 
 
 def write(stem: Path, tree: dict[str, Any]) -> None:
@@ -60,21 +61,26 @@ def read(stem: Path) -> dict[str, Any]:
 def _encode(value: Any, name: str, arrays: Arrays) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, dict):
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: _encode(item, f"{name}/{key}", arrays) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_encode(item, f"{name}/{i}", arrays) for i, item in enumerate(value)]
     if isinstance(value, np.ndarray) and value.dtype != object:
-        arrays[name] = value
-        return {"array": name}
+        place = str(len(arrays))
+        arrays[place] = value
+        return {ARRAY: place}
     if isinstance(value, Tensor):
         plain = value.detach().cpu().contiguous()
         dtype = str(plain.dtype).removeprefix("torch.")
         if plain.dtype == torch.bfloat16:  # unknown to numpy
             plain = plain.view(torch.int16)
-        arrays[name] = plain.numpy()
-        return {"tensor": name, "dtype": dtype}
-    raise HostDriftError(f"{name.strip('/')} is a {type(value).__name__}, which cannot be saved")
+        place = str(len(arrays))
+        arrays[place] = plain.numpy()
+        return {TENSOR: place, "dtype": dtype}
+    keys = " with keys that are no texts" if isinstance(value, dict) else ""
+    raise HostDriftError(
+        f"{name.strip('/')} is a {type(value).__name__}{keys}, which cannot be saved"
+    )
 
 
 def _decode(value: Any, arrays: Any) -> Any:
@@ -82,10 +88,10 @@ def _decode(value: Any, arrays: Any) -> Any:
         return [_decode(item, arrays) for item in value]
     if not isinstance(value, dict):
         return value
-    if value.keys() == {"array"}:
-        return arrays[value["array"]]
-    if value.keys() == {"tensor", "dtype"}:
-        tensor = torch.from_numpy(arrays[value["tensor"]])
+    if value.keys() == {ARRAY}:
+        return arrays[value[ARRAY]]
+    if value.keys() == {TENSOR, "dtype"}:
+        tensor = torch.from_numpy(arrays[value[TENSOR]])
         dtype = getattr(torch, value["dtype"])
         return tensor.view(dtype) if dtype == torch.bfloat16 else tensor
     return {key: _decode(item, arrays) for key, item in value.items()}

@@ -187,7 +187,7 @@ class DPPOTrainer(GRPOTrainer):
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         if self.args.prunes_prompts:
-            data: Any = self.train_dataset if dataset is None else dataset
+            data: Any = self.train_dataset  # `dataset` may lack the columns of ids and beliefs
             return WindowSampler(self._windows, data)
         self._sampler = super()._get_train_sampler(dataset)
         if self.args.data_seed is not None and self.shuffle_dataset:
@@ -280,9 +280,13 @@ class DPPOTrainer(GRPOTrainer):
             )
             local = torch.from_numpy(facts).to(self.accelerator.device, torch.float32)
             gathered = self.accelerator.gather(local).cpu().numpy().astype(np.float64)
+            # Of the optimizer step under way, counted from the generation's first micro-step; they
+            # differ where a resumed run begins inside a generation that was not saved.
+            left = self.current_gradient_accumulation_steps - self._window_position
+            accumulation = self.args.gradient_accumulation_steps
             basis = Basis(
                 generation=self._generation,
-                window_left=self.current_gradient_accumulation_steps - self._window_position,
+                window_left=(self._position + left - 1) % accumulation + 1,
                 keep=self.args.keep_at(self.state.global_step, self.state.max_steps),
                 facts_N4=gathered,
                 rewards_NF=rollout.scored.float().cpu().numpy(),
@@ -293,7 +297,10 @@ class DPPOTrainer(GRPOTrainer):
                     rollout.window.ids,
                     decision.observed_PG,
                     lengths_PG=decision.rows.completion_tokens.reshape(decision.rewards_PG.shape),
-                    step=basis.generation,
+                    # There its observation may come late; it then counts as a later one's.
+                    step=max(basis.generation, self.pruner.earliest_observation)
+                    if self._position
+                    else basis.generation,
                 )
             return decision
 

@@ -100,8 +100,15 @@ class Windows:
 
     def size(self, index: int) -> int:
         """Candidates of a window of this epoch: M, or K where nothing is pruned."""
+        if self._first + index in self._open:  # drawn, if under another end of training
+            return len(self._open[self._first + index].ids_M)
         args, pruned = self.args, self._keep_at(index) is None
         return args.candidates_per_generation if pruned else args.prompts_per_generation
+
+    def place(self, generation: int, position: int) -> list[int]:
+        """Epoch, and batches of it that are over, inside a generation or at its beginning."""
+        index = generation - self._first
+        return [self.epoch, index * self.args.batches_per_generation + position]
 
     def draw(
         self, index: int, ids_M: Ids, believed_M: NDArray[np.float64] | None
