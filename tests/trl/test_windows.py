@@ -4,6 +4,7 @@ import json
 import logging
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -252,8 +253,9 @@ def test_what_is_rolled_out_is_what_was_drawn_and_each_completion_is_trained_onc
         assert sorted(ids.tolist()) == sorted(dataset_ids(run.train_dataset, None).tolist())
 
 
-def test_nothing_leaks_into_the_reward_functions(tmp_path: Path) -> None:
-    data = dataset(12, name=[f"n{i}" for i in range(12)], rate=[i / 12 for i in range(12)])
+@pytest.mark.parametrize("make", [dataset, stream])
+def test_nothing_leaks_into_the_reward_functions(tmp_path: Path, make: Any) -> None:
+    data = make(12, name=[f"n{i}" for i in range(12)], rate=[i / 12 for i in range(12)])
     columns = {"prompt_id_column": "name", "prompt_prior_column": "rate"}
     calls: list[dict[str, Any]] = []
     pruned = {**HALF, **columns}
@@ -271,14 +273,20 @@ def test_nothing_leaks_into_the_reward_functions(tmp_path: Path) -> None:
             assert {**found, "name": name, "rate": call["rate"][i]} == by_name[name]
 
 
-def test_rows_that_were_not_drawn_are_refused(tmp_path: Path) -> None:
+class Backwards(WindowSampler):
+    """Draws as it should, but hands out the prompts in another order."""
+
+    def __iter__(self) -> Iterator[int]:
+        rows = super().__iter__()
+        while generation := list(islice(rows, len(self) // 3)):
+            yield from generation[::-1]
+
+
+@pytest.mark.parametrize("kind", [SequentialSampler, Backwards])
+def test_rows_that_were_not_drawn_are_refused(tmp_path: Path, kind: Any) -> None:
     run = trainer(tmp_path, train_dataset=dataset(12), max_steps=6, **HALF)
-    run._get_train_sampler = SequentialSampler
-    with pytest.raises(HostDriftError, match="not the prompts that were drawn for it"):
-        run.train()
-    ours = WindowSampler(run._windows, run.train_dataset)
-    # Drawn as they should be, handed out in another order.
-    run._get_train_sampler = lambda data: [row for _ in range(3) for row in list(ours)[::-1]]
+    ours = kind is Backwards
+    run._get_train_sampler = lambda data: kind(run._windows, data) if ours else kind(data)
     with pytest.raises(HostDriftError, match="not the prompts that were drawn for it"):
         run.train()
 

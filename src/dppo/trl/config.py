@@ -16,7 +16,7 @@ __all__ = ["DPPOConfig"]
 
 logger = logging.getLogger(__name__)
 
-PACKINGS = ("auto", "none")
+PACKINGS = ("auto", "varlen", "bucket", "none")
 OVERLONG = ("error", "drop")
 
 
@@ -71,8 +71,14 @@ class DPPOConfig(GRPOConfig):
             advantage 0, whatever the other rewards say: length or format shaping then cannot make a
             signal of an all-wrong group. This changes the objective, also with pruning off.
         packing (`str`, *optional*, defaults to `"auto"`):
-            How the survivors of an optimizer step share its micro-batches: `"auto"` sorts them by
-            length, so that little padding is computed; `"none"` leaves them in random order.
+            How the completions of an optimizer step share its forward passes. `"bucket"` sorts the
+            survivors by length, so that micro-batches have little padding; `"varlen"` does too, and
+            lays the rows of a micro-batch end to end, so that there is almost none, also with
+            pruning off; whether the model keeps them apart is checked at start, and if it does not
+            `"bucket"` is used. `"none"` leaves the survivors in random order. `"auto"` is
+            `"bucket"`.
+        packing_window (`int`, *optional*, defaults to `64`):
+            How many of the oldest unplaced rows `packing="varlen"` may choose from.
 
     > Parameters that control the prompts
 
@@ -154,7 +160,13 @@ class DPPOConfig(GRPOConfig):
     )
     packing: str = field(
         default="auto",
-        metadata={"help": "'auto': survivors share micro-batches by length; 'none': at random."},
+        metadata={
+            "help": "'bucket' (and 'auto'): survivors share micro-batches by length; 'varlen': "
+            "they also lie end to end, without padding; 'none': at random."
+        },
+    )
+    packing_window: int = field(
+        default=64, metadata={"help": "Oldest unplaced rows that 'varlen' may choose from."}
     )
     max_prompt_length: int | None = field(
         default=None,
@@ -172,6 +184,8 @@ class DPPOConfig(GRPOConfig):
         """Check the fields of this class, then the host's; then that the two fit together."""
         self.completion_keep = _completion_keep(self.completion_keep)
         _one_of("packing", self.packing, PACKINGS)
+        if self.packing_window < 1:
+            raise ConfigurationError(f"packing_window={self.packing_window}: must be >= 1")
         _one_of("overlong_prompts", self.overlong_prompts, OVERLONG)
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise ConfigurationError(f"max_prompt_length={self.max_prompt_length}: must be >= 1")

@@ -109,6 +109,10 @@ def log_times(trainer: Any) -> None:
     logged = trainer._metrics["train"]
     for phase, seconds in trainer.clock.since_last().items():
         logged[f"dppo/time/{phase}"].append(seconds)
+    density = trainer._density
+    if density["computed"]:
+        logged["dppo/tokens/density"].append(density["real"] / density["computed"])
+    density.clear()
     efficiency = _efficiency(trainer) if trainer.args.decides else None
     if efficiency is not None:
         logged["dppo/efficiency/predicted"].append(efficiency)
@@ -141,10 +145,6 @@ def log_step(trainer: Any) -> None:
         logged[name].append(value)
         if name == "kl":
             trainer._notices.first_kl(value)
-    density = trainer._density
-    if density["computed"]:
-        logged["dppo/tokens/density"].append(density["real"] / density["computed"])
-    density.clear()
 
 
 def log_grad_norm(trainer: Any, norm: float) -> None:

@@ -16,7 +16,7 @@ from trl.trainer.utils import RepeatSampler
 
 from dppo.errors import ConfigurationError
 from dppo.pruner import Pruner
-from dppo.trl import full_batch, pruning_state
+from dppo.trl import full_batch, packed, pruning_state
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class LineUp(TrainerCallback):
         trainer._window_position, trainer._window_loss = 0, 0.0
         trainer._averages = full_batch.StepAverages()
         trainer._density.clear()
+        trainer._packs = args.packing == "varlen" and packed.isolates(trainer)
         self.epoch = 0
         if trainer._resumed is None and trainer._generation == 0:
             # Whoever has looked at the loader has drawn windows.

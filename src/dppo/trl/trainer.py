@@ -54,6 +54,7 @@ from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
 from dppo.trl.decision import Basis, Decision, Rows, Signal, decide, signal
 from dppo.trl.gate import Gate, scale_gradient
+from dppo.trl.packed import PackedModel
 from dppo.trl.recorder import record_generation
 from dppo.trl.rollout import Rollout
 from dppo.trl.schedule import Geometry
@@ -140,6 +141,7 @@ class DPPOTrainer(GRPOTrainer):
         self._averages = full_batch.StepAverages()
         self._density: Counter[str] = Counter()
         self._generation = 0
+        self._packs = False
         self._sampler: Any = None
         self._resumed: resume.Resumed | None = None
         self._rolled_out_at = -1
@@ -319,7 +321,7 @@ class DPPOTrainer(GRPOTrainer):
             window_left=basis.window_left,
             loss_type=self.loss_type,
             other_terms=self.beta != 0 or self._entropy_bonus_enabled,
-            sort=self.args.packing == "auto",
+            sort=self.args.packing != "none",
             keep=basis.keep,
             window=window,
         )
@@ -368,8 +370,8 @@ class DPPOTrainer(GRPOTrainer):
         mask = full_batch.loss_mask(inputs)
         real = torch.from_numpy(micro_batch.rows_R != rows.PADDING)
         for side in ("prompt_mask", "completion_mask"):
-            self._density["real"] += int(inputs[side].cpu()[real].sum())
-            self._density["computed"] += inputs[side].numel()
+            if not self._packs:
+                self._count(int(inputs[side].cpu()[real].sum()), inputs[side].numel())
         gate = Gate.of(
             micro_batch,
             kind=loss_denominator(self.loss_type).kind,
@@ -436,6 +438,10 @@ class DPPOTrainer(GRPOTrainer):
         if gate is not None and gate.replayed is not None:
             return gate.replayed.log_probs, gate.replayed.entropies, None
         host = super()._get_per_token_logps_and_entropies
+        whole = any(kwargs.get(key) is not None for key in rows.UNTRIMMED_KEYS)
+        if self._packs and self.model.training and not whole:
+            count = self._count if torch.is_grad_enabled() else None
+            model = PackedModel(model, window=self.args.packing_window, count=count)
         if gate is not None:
             log_probs, entropies, aux = host(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
@@ -448,7 +454,7 @@ class DPPOTrainer(GRPOTrainer):
             )
         if self._decision is None or self._rollout is None or not self.args.prunes:
             return host(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
-        if any(kwargs.get(key) is not None for key in rows.UNTRIMMED_KEYS):
+        if whole:
             return host(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
 
         def score(ids: Tensor, mask: Tensor, width: int) -> Tensor:
@@ -459,6 +465,10 @@ class DPPOTrainer(GRPOTrainer):
             score, input_ids, attention_mask, logits_to_keep, bins=bins, trim=self._trimmed
         )
         return kept, None, None
+
+    def _count(self, real: int, computed: int) -> None:
+        self._density["real"] += real
+        self._density["computed"] += computed
 
     def _trimmed(self, batch: dict[str, Any]) -> dict[str, Any]:
         return rows.trim(batch, left=self._shift_invariant, multiple=self.args.column_multiple)
