@@ -58,7 +58,6 @@ from .conftest import (
         ({"completion_rule": "best"}, "completion_rule"),
         ({"completion_prune_rate": 1.0}, "completion_prune_rate"),
         ({"sampling_design": "x"}, "sampling_design"),
-        ({"prompt_keep": 0.5}, "prompt_keep"),
         ({"packing": "x"}, "packing='x'"),
         ({"overlong_prompts": "truncate"}, "overlong_prompts='truncate'"),
         ({"max_prompt_length": 0}, "max_prompt_length=0"),

@@ -291,7 +291,7 @@ def test_rows_that_were_not_drawn_are_refused(tmp_path: Path, kind: Any) -> None
         run.train()
 
 
-def test_seeds(tmp_path: Path) -> None:
+def test_the_seeds_of_a_run(tmp_path: Path) -> None:
     def seeded(**seeds: int) -> Watch:
         options = {**HALF, "train_dataset": dataset(12), "max_steps": 6}
         return watched(trainer(tmp_path, **options, **seeds))
@@ -705,7 +705,7 @@ def test_annealing_prunes_in_between_only(
     ]
 
 
-def test_the_paper(tmp_path: Path) -> None:
+def test_the_papers_rates_can_be_overridden(tmp_path: Path) -> None:
     args = DPPOConfig.paper(str(tmp_path), report_to=[], prompt_prune_rate=0.4)
     assert (args.completion_rule, args.completion_prune_rate) == ("threshold", 0.5)
     assert (args.prompt_rule, args.prompt_prune_rate, args.prompt_keep) == ("threshold", 0.4, 0.8)
@@ -744,7 +744,7 @@ def test_metrics_of_the_windows(tmp_path: Path) -> None:
         rewards.append(np.array(alternating_reward(completions)).reshape(3, 2))
         return rewards[-1].ravel().tolist()
 
-    options = {**HALF, "per_device_train_batch_size": 3, "max_steps": 8}
+    options = {**HALF, "per_device_train_batch_size": 3, "completion_keep": 0.2, "max_steps": 8}
     run = trainer(tmp_path, reward=noted, train_dataset=dataset(18), **options)
     watch = watched(run)
     for log, decision, rewards_PG in zip(watch.logs, watch.decisions, rewards, strict=True):

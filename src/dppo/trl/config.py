@@ -64,8 +64,9 @@ class DPPOConfig(GRPOConfig):
             2024), whose first epoch has no history either.
         prune_until (`float`, *optional*, defaults to `1.0`):
             Share of the optimizer steps after which nothing is pruned any more; InfoBatch takes
-            0.875. Where nothing is pruned, every completion with a gradient is trained on and a
-            window is its K prompts; the number of steps stays what it was.
+            0.875. A generation goes by the step that it begins in. Where nothing is pruned, every
+            completion with a gradient is trained on and a window is its K prompts; the number of
+            steps stays what it was.
         signal_reward (`str`, *optional*):
             Name of a reward function. Groups whose completions all get the same score from it have
             advantage 0, whatever the other rewards say: length or format shaping then cannot make a
@@ -337,7 +338,11 @@ class DPPOConfig(GRPOConfig):
 
     @property
     def observation_lag(self) -> int:
-        """Generations that the loader works ahead, so that a window cannot wait for them.
+        """Generations that the loader works ahead, see `lag`."""
+        return self.lag(self.dataloader_num_workers)
+
+    def lag(self, workers: int) -> int:
+        """Generations that a loader with `workers` works ahead: no window can wait for them.
 
         One generation serves R = steps_per_generation * num_iterations batches of the loader. The
         trainer fetches the batches of an optimizer step (A of them) before it runs the first, the
@@ -346,7 +351,6 @@ class DPPOConfig(GRPOConfig):
         """
         batches = self.batches_per_generation
         accumulation = self.gradient_accumulation_steps
-        workers = self.dataloader_num_workers
         ahead = workers * (self.dataloader_prefetch_factor or 2)
         lag = 0
         # It repeats after `accumulation` generations, once the start is over.

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dppo.packing import pack
+from dppo.packing import Packing, pack
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +43,19 @@ class Layout:
     """Dense rows and their width."""
 
     @classmethod
-    def of(cls, mask_BL: Tensor, *, window: int) -> "Layout":
-        """Lay out the tokens under `mask_BL`; dense rows are as wide as the longest sequence."""
+    def of(cls, mask_BL: Tensor, *, window: int, hidden: int) -> "Layout":
+        """Lay out the tokens under `mask_BL`.
+
+        Dense rows are a whole number of times as wide as the longest sequence: wider ones have
+        less room to spare, but attention costs a token 1/6 width/hidden of all else.
+
+        Args:
+            mask_BL: Real tokens.
+            window: Of the packer.
+            hidden: Width of the model.
+        """
         lengths_B = mask_BL.sum(dim=1).cpu().numpy()
-        width = max(int(lengths_B.max()), 1)
-        packing = pack(lengths_B, capacity=width, window=window)
+        packing, width = _cheapest(lengths_B, window, hidden)
         start_B = np.empty(len(lengths_B), dtype=np.int64)
         for number, items in enumerate(packing.bins):
             before = np.cumsum(lengths_B[items]) - lengths_B[items]
@@ -63,19 +72,41 @@ class Layout:
         return rows.scatter(0, self.target, values).view(self.shape)
 
 
+WIDEST = 4
+"""Longest sequences that a dense row may hold."""
+
+
+def _cheapest(lengths_B: NDArray[np.int64], window: int, hidden: int) -> tuple[Packing, int]:
+    longest = max(int(lengths_B.max()), 1)
+    found: list[tuple[float, int, Packing]] = []
+    for times in range(1, WIDEST + 1):
+        packing = pack(lengths_B, capacity=times * longest, window=window)
+        width = max(int(lengths_B[items].sum()) for items in packing.bins)
+        computed = len(packing.bins) * max(width, 1)
+        found.append((computed * (1 + width / (6 * hidden)), max(width, 1), packing))
+    _, width, packing = min(found, key=lambda choice: choice[0])
+    return packing, width
+
+
 class PackedModel:
     """Called as the host calls the model, with a padded batch; computes it packed.
 
     Args:
         model: With the host's fused head: `model(..., shift_labels=, fused_lm_head=True)`.
         window: Of the packer.
+        hidden: Width of the model; 1 keeps dense rows as narrow as they can be.
         count: Told of the tokens that were real, and that were computed.
     """
 
     def __init__(
-        self, model: Any, *, window: int, count: Callable[[int, int], None] | None = None
+        self,
+        model: Any,
+        *,
+        window: int,
+        hidden: int = 1,
+        count: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._model, self._window, self._count = model, window, count
+        self._model, self._window, self._hidden, self._count = model, window, hidden, count
 
     def __call__(
         self, *, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any
@@ -84,7 +115,7 @@ class PackedModel:
         mask_BL = attention_mask.bool() & (labels != IGNORED).any(dim=1, keepdim=True)
         if not mask_BL.any():  # nothing to score; yet backward needs a graph
             mask_BL[0, -1] = True
-        layout = Layout.of(mask_BL, window=self._window)
+        layout = Layout.of(mask_BL, window=self._window, hidden=self._hidden)
         # Of the token after each one, in its own row.
         following = torch.full_like(labels, IGNORED)
         following[:, :-1] = labels[:, 1:]

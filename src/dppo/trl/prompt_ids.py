@@ -26,7 +26,7 @@ COMPARED = 10_000
 
 def content_id(prompt: Any) -> int:
     """63-bit hash of a text or a conversation; the same in every process."""
-    text = json.dumps(prompt, sort_keys=True, ensure_ascii=False)
+    text = json.dumps(prompt, sort_keys=True, ensure_ascii=False, default=list)  # arrays, too
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") & MOST_ID
 
@@ -44,6 +44,7 @@ def row_id(row: Mapping[str, Any], column: str | None) -> int:
             f"prompt_id_column={column!r} is none of the columns {', '.join(map(repr, row))}"
         )
     value = row[column]
+    value = value.item() if hasattr(value, "item") else value  # of a formatted data set
     if isinstance(value, str):
         return content_id(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_ID:
@@ -58,7 +59,7 @@ def dataset_ids(dataset: Dataset, column: str | None) -> Ids:
     """Ids of all prompts, shape (N,)."""
     name = "prompt" if column is None else column
     ids: list[int] = []
-    one = dataset.select_columns([name])
+    one = dataset.select_columns([name]).with_format(None)
     for start in range(0, len(one), CHUNK):
         ids += [row_id({name: value}, column) for value in one[start : start + CHUNK][name]]
     return np.array(ids, dtype=np.int64)
@@ -82,7 +83,7 @@ def believed_rates(dataset: Dataset, column: str) -> NDArray[np.float64]:
     Raises:
         ConfigurationError: The column holds something else than rates.
     """
-    return np.array([believed_rate(value, column) for value in dataset[column]])
+    return np.array([believed_rate(value, column) for value in dataset.with_format(None)[column]])
 
 
 def believed_rate(value: Any, column: str) -> float:

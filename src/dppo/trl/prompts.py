@@ -32,8 +32,9 @@ def prompt_lengths(
 ) -> list[int]:
     """Tokens of every prompt, with the chat template where prompts are conversations."""
     lengths: list[int] = []
-    for start in range(0, len(dataset), 1000):
-        prompts = dataset[start : start + 1000]["prompt"]
+    plain = dataset.with_format(None)
+    for start in range(0, len(plain), 1000):
+        prompts = plain[start : start + 1000]["prompt"]
         if prompts and is_conversational({"prompt": prompts[0]}):
             encoded: Any = tokenizer.apply_chat_template(
                 prompts, add_generation_prompt=True, tokenize=True, return_dict=True, **template

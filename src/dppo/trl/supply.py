@@ -86,7 +86,7 @@ def _check_stream(args: DPPOConfig) -> None:
             "keep %.3f), pass after pass. Nothing is known of a prompt before its second visit; "
             "observations reach a window %d generations late",
             *(args.candidates_per_generation, args.prompts_per_generation),
-            *(_effective_keep(args), args.observation_lag),
+            *(_effective_keep(args), args.lag(0)),  # the host reads streams without workers
         )
 
 

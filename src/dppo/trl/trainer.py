@@ -441,7 +441,9 @@ class DPPOTrainer(GRPOTrainer):
         whole = any(kwargs.get(key) is not None for key in rows.UNTRIMMED_KEYS)
         if self._packs and self.model.training and not whole:
             count = self._count if torch.is_grad_enabled() else None
-            model = PackedModel(model, window=self.args.packing_window, count=count)
+            hidden = getattr(self.model.config.get_text_config(), "hidden_size", 1)
+            window = self.args.packing_window
+            model = PackedModel(model, window=window, hidden=hidden, count=count)
         if gate is not None:
             log_probs, entropies, aux = host(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
