@@ -93,8 +93,10 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class Case:
     """A generation of 2 prompts x 4 completions, micro-batches of 2, and one way to train on it."""
 
-    def __init__(self, host: Any, *, two_passes: bool = False, **options: Any) -> None:
-        self.host = host
+    def __init__(
+        self, host: Any, *, two_passes: bool = False, capacity: int | None = None, **options: Any
+    ) -> None:
+        self.host, self.capacity = host, capacity
         rng = np.random.default_rng(7)
         self.lengths = np.array([5, 2, 4, 3, 1, 5, 3, 2])
         self.loss_mask = (np.arange(LENGTH) < self.lengths[:, None]).astype(np.int64)
@@ -189,6 +191,7 @@ class Case:
             loss_type=self.host.loss_type,
             other_terms=self.other_terms,
             sort=True,
+            capacity=self.capacity,
         )
         return self.host._decision
 
@@ -286,6 +289,17 @@ def test_two_passes_over_a_generation_have_a_draw_each(
     host: Any, monkeypatch: pytest.MonkeyPatch, loss_type: str
 ) -> None:
     case = Case(host, loss_type=loss_type, two_passes=True, beta=0.1)
+    assert second_step(case, EveryOutcome(monkeypatch, "systematic")) < EXACT
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_micro_batches_cut_by_tokens_are_unbiased_too(
+    host: Any, monkeypatch: pytest.MonkeyPatch, loss_type: str
+) -> None:
+    case = Case(host, loss_type=loss_type, beta=0.1, keep=0.8, capacity=30)
+    case.decide()
+    sizes = [len(b.rows_R) for b in case.host._decision.micro_batches if b is not None]
+    assert max(sizes) > 2  # more rows than a padded micro-batch has
     assert second_step(case, EveryOutcome(monkeypatch, "systematic")) < EXACT
 
 

@@ -257,7 +257,9 @@ def test_training_is_that_of_padded_rows(tmp_path: Path, name: str) -> None:
     assert (ends["varlen"] - ends["bucket"]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("options", [{"packing": "dense"}, {"packing_window": 0}])
+@pytest.mark.parametrize(
+    "options", [{"packing": "dense"}, {"packing_window": 0}, {"packing_capacity": 0}]
+)
 def test_packings_that_are_none(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         trainer(tmp_path, **options)

@@ -426,3 +426,48 @@ def test_time_is_counted_once() -> None:
     with pytest.raises(KeyError), clock.running("prune"):
         raise KeyError
     assert clock.phase == "idle"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_bins_by_tokens_are_alike_on_all_ranks(ranks: int) -> None:
+    rng = np.random.default_rng(ranks)
+    for _ in range(50):
+        length_N = rng.integers(1, 40, ranks * 12)
+        here_N = rng.random(ranks * 12) < rng.random()
+        geometry = schedule.Geometry(ranks, 3, 4, 1, 4)
+        capacity, at_least = int(rng.integers(30, 200)), int(rng.integers(0, 2))
+        every = [
+            schedule.row_bins(
+                here_N,
+                -length_N,
+                length_N,
+                geometry=geometry,
+                rank=rank,
+                capacity=capacity,
+                most=4,
+                at_least=at_least,
+            )
+            for rank in range(ranks)
+        ]
+        assert len({tuple(len(rows) for rows in bins) for bins in every}) == 1
+        assert at_least <= len(every[0]) <= 4
+        heaviest, cut_by_tokens = [], []
+        for rank, bins in enumerate(every):
+            real = [rows[rows != schedule.PADDING] for rows in bins]
+            held = sorted(row for rows in real for row in rows.tolist())
+            assert held == np.flatnonzero(here_N[rank * 12 : (rank + 1) * 12]).tolist()
+            loads = [int(length_N[rank * 12 + rows].sum()) for rows in real]
+            heaviest.append(max(loads, default=0))
+            cut_by_tokens.append(all(len(rows) <= 3 for rows in bins))
+        # Over the capacity only where as many rows as before are taken instead.
+        assert max(heaviest) <= capacity or all(cut_by_tokens)
+
+
+def test_bins_by_tokens_differ_by_less_than_the_longest_row() -> None:
+    length_N = np.array([9, 8, 7, 6, 5, 4, 3, 2, 1, 1])
+    (bins,) = schedule.dense_bins([np.arange(10)], length_N, capacity=24, most=5) or [[]]
+    loads = [int(length_N[rows].sum()) for rows in bins]
+    assert sum(loads) == 46
+    assert len(loads) == 2
+    assert max(loads) - min(loads) <= 1
+    assert schedule.dense_bins([np.arange(10)], length_N, capacity=10, most=4) is None

@@ -78,6 +78,10 @@ class DPPOConfig(GRPOConfig):
             pruning off; whether the model keeps them apart is checked at start, and if it does not
             `"bucket"` is used. `"none"` leaves the survivors in random order. `"auto"` is
             `"bucket"`.
+        packing_capacity (`int`, *optional*):
+            Tokens of a micro-batch under `packing="varlen"`, which then takes as many survivors as
+            fit. Default: what a padded micro-batch of the generation would hold, so that packing
+            never takes more memory.
         packing_window (`int`, *optional*, defaults to `64`):
             How many of the oldest unplaced rows `packing="varlen"` may choose from.
 
@@ -166,6 +170,12 @@ class DPPOConfig(GRPOConfig):
             "they also lie end to end, without padding; 'none': at random."
         },
     )
+    packing_capacity: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens of a micro-batch under 'varlen'. Default: those of a padded one."
+        },
+    )
     packing_window: int = field(
         default=64, metadata={"help": "Oldest unplaced rows that 'varlen' may choose from."}
     )
@@ -185,8 +195,10 @@ class DPPOConfig(GRPOConfig):
         """Check the fields of this class, then the host's; then that the two fit together."""
         self.completion_keep = _completion_keep(self.completion_keep)
         _one_of("packing", self.packing, PACKINGS)
-        if self.packing_window < 1:
-            raise ConfigurationError(f"packing_window={self.packing_window}: must be >= 1")
+        for name in ("packing_window", "packing_capacity"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name}={value}: must be >= 1")
         _one_of("overlong_prompts", self.overlong_prompts, OVERLONG)
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise ConfigurationError(f"max_prompt_length={self.max_prompt_length}: must be >= 1")

@@ -236,6 +236,7 @@ def decide(
     loss_type: str,
     other_terms: bool,
     sort: bool,
+    capacity: int | None = None,
     keep: float | None = None,
     window: Window | None = None,
 ) -> Decision:
@@ -252,6 +253,7 @@ def decide(
         loss_type: The host's.
         other_terms: Whether a term of the loss (KL, entropy) acts where the advantage is 0.
         sort: Whether rows of like length share micro-batches.
+        capacity: Tokens of a micro-batch, where its rows are packed; None: as many rows as before.
         keep: Rate in place of the configured one.
         window: The candidates that the prompts were drawn from.
     """
@@ -297,6 +299,7 @@ def decide(
             geometry=geometry,
             rank=rank,
             sort=sort,
+            capacity=capacity,
         )
     ]
     return Decision(
@@ -307,7 +310,7 @@ def decide(
         segments=cut,
         micro_step_N=micro_step_N,
         micro_batches=micro_batches,
-        scoring_bins=_scoring_bins(choices, length_N, geometry, rank),
+        scoring_bins=_scoring_bins(choices, length_N, geometry, rank, capacity),
         rewards_PG=told.rewards_PG,
         window=window,
     )
@@ -322,14 +325,18 @@ def _surprisal(surprisal_N: Floats, shape: tuple[int, ...]) -> Floats | None:
 
 
 def _scoring_bins(
-    choices: list[CompletionChoice], length_N: NDArray[np.int64], geometry: Geometry, rank: int
+    choices: list[CompletionChoice],
+    length_N: NDArray[np.int64],
+    geometry: Geometry,
+    rank: int,
+    capacity: int | None,
 ) -> list[NDArray[np.int64]]:
-    union = np.logical_or.reduce([c.kept.ravel() for c in choices])
-    union_WB = union.reshape(geometry.ranks, geometry.rows)
-    mine = np.flatnonzero(union_WB[rank])
-    longest_first = np.argsort(-length_N[rank * geometry.rows + mine], kind="stable")
-    return schedule.even_bins(
-        mine[longest_first],
-        most=int(union_WB.sum(axis=1).max()),
-        capacity=geometry.micro_batch,
+    return schedule.row_bins(
+        np.logical_or.reduce([c.kept.ravel() for c in choices]),
+        -length_N,
+        length_N,
+        geometry=geometry,
+        rank=rank,
+        capacity=capacity,
+        most=geometry.steps_per_generation,
     )

@@ -10,6 +10,7 @@ their gradients are added up at the same parameters.
 Suffixes: `_N` all rows of a generation in global order, `_R` rows of a micro-batch.
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -145,6 +146,89 @@ def even_bins(rows: Ints, *, most: int, capacity: int, at_least: int = 0) -> lis
     return np.split(padded, ends[:-1])
 
 
+def dense_bins(
+    rows_W: Sequence[Ints], length_N: Ints, *, capacity: int, most: int, at_least: int = 0
+) -> list[list[Ints]] | None:
+    """Split the rows of every rank into bins of about equal tokens, as few as hold them.
+
+    The number of bins, and the rows of a bin, are the same on all ranks (filled up with `PADDING`,
+    which a packed forward does not compute). Longest row first, into the emptiest bin.
+
+    Args:
+        rows_W: Of each rank, global indices.
+        length_N: Shape (N,). Tokens of each row.
+        capacity: Tokens of a bin.
+        most: Bins there may be.
+        at_least: Bins there must be.
+
+    Returns:
+        The bins of each rank; None if `most` bins do not hold them.
+    """
+    tokens = max(int(length_N[rows].sum()) for rows in rows_W)
+    for count in range(max(-(-tokens // capacity), at_least), most + 1):
+        split = [_balanced(rows, length_N, count) for rows in rows_W]
+        heaviest = max((int(length_N[b].sum()) for bins in split for b in bins), default=0)
+        if heaviest <= capacity:
+            sizes = [max(1, *(len(bins[i]) for bins in split)) for i in range(count)]
+            return [[_filled(b, n) for b, n in zip(bins, sizes, strict=True)] for bins in split]
+    return None
+
+
+def _balanced(rows: Ints, length_N: Ints, count: int) -> list[Ints]:
+    """`count` bins, the heaviest first (longest processing time first; Graham 1969)."""
+    bins: list[tuple[int, int, list[int]]] = [(0, number, []) for number in range(count)]
+    for row in rows[np.argsort(-length_N[rows], kind="stable")].tolist():
+        load, number, items = heapq.heappop(bins)
+        heapq.heappush(bins, (load + int(length_N[row]), number, [*items, row]))
+    return [np.array(items, dtype=np.int64) for _, _, items in sorted(bins, reverse=True)]
+
+
+def _filled(rows: Ints, size: int) -> Ints:
+    return np.concatenate((rows, np.full(size - rows.size, PADDING, dtype=np.int64)))
+
+
+def row_bins(
+    here_N: Bools,
+    key_N: Ints,
+    length_N: Ints,
+    *,
+    geometry: Geometry,
+    rank: int,
+    capacity: int | None,
+    most: int,
+    at_least: int = 0,
+) -> list[Ints]:
+    """The rows of a rank that are `here_N`, in as few bins as hold them; as many on every rank.
+
+    Args:
+        here_N: Shape (N,). Which rows.
+        key_N: Shape (N,). In which order, where bins are cut by rows.
+        length_N: Shape (N,). Tokens of each row.
+        geometry: The sizes.
+        rank: Whose bins to return.
+        capacity: Tokens of a bin; None: `micro_batch` rows.
+        most: Bins there may be.
+        at_least: Bins there must be.
+
+    Returns:
+        Rows of the rank's generation, or `PADDING`.
+    """
+    rows_W = [np.flatnonzero(here_B) for here_B in here_N.reshape(geometry.ranks, geometry.rows)]
+    start = rank * geometry.rows
+    if capacity is not None:
+        of_all = [rows + r * geometry.rows for r, rows in enumerate(rows_W)]
+        dense = dense_bins(of_all, length_N, capacity=capacity, most=most, at_least=at_least)
+        if dense is not None:
+            return [np.where(rows == PADDING, PADDING, rows - start) for rows in dense[rank]]
+    mine = rows_W[rank]
+    return even_bins(
+        mine[np.argsort(key_N[start + mine], kind="stable")],
+        most=max(rows.size for rows in rows_W),
+        capacity=geometry.micro_batch,
+        at_least=at_least,
+    )
+
+
 def layout(
     segment: Segment,
     kept_N: Bools,
@@ -156,6 +240,7 @@ def layout(
     geometry: Geometry,
     rank: int,
     sort: bool,
+    capacity: int | None = None,
 ) -> list[MicroBatch | None]:
     """Lay the survivors of a segment out over its micro-steps, as few as will hold them.
 
@@ -174,19 +259,21 @@ def layout(
         geometry: The sizes.
         rank: Whose micro-batches to return.
         sort: Longest first, so that rows of like length share a micro-batch; else random order.
+        capacity: Tokens of a micro-batch, where its rows are packed; None: as many rows as before.
     """
     position_N = segment.iteration * geometry.steps_per_generation + micro_step_N
     here_N = kept_N & (position_N >= segment.first) & (position_N < segment.last)
-    here_WB = here_N.reshape(geometry.ranks, geometry.rows)
-    start = rank * geometry.rows
-    mine = np.flatnonzero(here_WB[rank])
-    key = -length_N[start + mine] if sort else micro_step_N[start + mine]
-    bins = even_bins(
-        mine[np.argsort(key, kind="stable")],
-        most=int(here_WB.sum(axis=1).max()),
-        capacity=geometry.micro_batch,
+    bins = row_bins(
+        here_N,
+        -length_N if sort else micro_step_N,
+        length_N,
+        geometry=geometry,
+        rank=rank,
+        capacity=capacity,
+        most=segment.last - segment.first,
         at_least=int(segment.closes),
     )
+    start = rank * geometry.rows
     result: list[MicroBatch | None] = [None] * (segment.last - segment.first - len(bins))
     for rows_R in bins:
         real_R, global_R = rows_R != PADDING, start + rows_R

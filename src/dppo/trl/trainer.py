@@ -322,6 +322,7 @@ class DPPOTrainer(GRPOTrainer):
             loss_type=self.loss_type,
             other_terms=self.beta != 0 or self._entropy_bonus_enabled,
             sort=self.args.packing != "none",
+            capacity=self._capacity(rows_N) if self._packs else None,
             keep=basis.keep,
             window=window,
         )
@@ -337,6 +338,11 @@ class DPPOTrainer(GRPOTrainer):
             aggregation=self.multi_objective_aggregation,
             signal_reward=None if column is None else self.reward_func_names.index(column),
         )
+
+    def _capacity(self, rows_N: Rows) -> int:
+        """Tokens of a packed micro-batch: by default what a padded one of the host would hold."""
+        width = int(rows_N.prompt_tokens.max() + rows_N.completion_tokens.max())
+        return self.args.packing_capacity or self.args.per_device_train_batch_size * max(width, 1)
 
     def _geometry(self) -> Geometry:
         return Geometry(
