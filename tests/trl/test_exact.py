@@ -19,8 +19,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 import dppo
-from dppo.trl import full_batch, schedule
-from dppo.trl import trainer as trainer_module
+from dppo.trl import full_batch, schedule, weighted
 from dppo.trl.decision import Rows, decide, signal
 from dppo.trl.gate import Gate
 
@@ -315,7 +314,7 @@ def test_control_denominator_over_the_kept_rows(host: Any, monkeypatch: pytest.M
     def over_kept_rows(micro_batch: Any, **sizes: Any) -> Gate:
         return of(micro_batch, **{**sizes, "full_rows": len(micro_batch.rows_R)})
 
-    monkeypatch.setattr(trainer_module.Gate, "of", over_kept_rows)
+    monkeypatch.setattr(weighted.Gate, "of", over_kept_rows)
     case = Case(host, loss_type="grpo")
     assert one_step(case, EveryOutcome(monkeypatch, "poisson")) > SEEN
 
@@ -330,7 +329,7 @@ def test_control_denominator_over_the_kept_tokens(
         weight = torch.from_numpy(micro_batch.weight_R * share)
         return Gate(weight, weight, weight)
 
-    monkeypatch.setattr(trainer_module.Gate, "of", over_kept_tokens)
+    monkeypatch.setattr(weighted.Gate, "of", over_kept_tokens)
     case = Case(host, loss_type=loss_type)
     assert one_step(case, EveryOutcome(monkeypatch, "poisson")) > SEEN
 

@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 
 from dppo.tasks import sorting_dataset
 from dppo.trl import DPPOTrainer, contract
+from dppo.trl.weighted import WeightedPasses
 
 from .conftest import Script, host_trainer, parameters, random_completions, trainer, watched
 
@@ -192,13 +193,16 @@ def test_evaluation_after_an_interrupted_rollout_is_the_hosts(
     assert results["eval_reward"] == np.mean([len(a) % 2 for a in held_out["answer"]])
 
 
+OURS = {**vars(WeightedPasses), **vars(DPPOTrainer)}
+
+
 def test_the_loss_is_the_hosts() -> None:
     assert DPPOTrainer._compute_loss is GRPOTrainer._compute_loss
 
 
 def test_overrides_are_short_and_under_contract() -> None:
     """Every method that the host has too; `__init__` is the one that is not looked up by a hook."""
-    own = {name: member for name, member in vars(DPPOTrainer).items() if callable(member)}
+    own = {name: member for name, member in OURS.items() if callable(member)}
     overridden = {name for name in own if hasattr(GRPOTrainer, name)}
     assert overridden - {"__init__"} == set(contract.WRAPPED)
     for name, member in own.items():
@@ -208,7 +212,7 @@ def test_overrides_are_short_and_under_contract() -> None:
 def test_nothing_of_the_host_is_shadowed_by_accident(tmp_path: Path) -> None:
     """Properties and private helpers of ours bear names that the host does not use."""
     plain = host_trainer(tmp_path)
-    ours = {name for name in vars(DPPOTrainer) if not name.startswith("__")}
+    ours = {name for name in OURS if not name.startswith("__")}
     hosts = {name for kind in GRPOTrainer.__mro__ for name in vars(kind)} | set(vars(plain))
     described = {"_tag_names", "_name", "_paper", "args"}
     assert (ours & hosts) - set(contract.WRAPPED) <= described

@@ -115,6 +115,14 @@ class Decision:
         return float((weight_P * mean_P).sum()) / judged if judged > 0 else float("nan")
 
     @property
+    def padded_density(self) -> float:
+        """Real per computed tokens of the host's path, which pads the whole generation alike."""
+        rows = self.rows
+        width = int(rows.prompt_tokens.max() + rows.completion_tokens.max())
+        real = int(rows.prompt_tokens.sum() + rows.completion_tokens.sum())
+        return real / (width * rows.prompt_tokens.size) if width else 1.0
+
+    @property
     def observed_PG(self) -> NDArray[np.floating[Any]]:
         """Rewards as a history should know them: those of a group without signal do not differ.
 

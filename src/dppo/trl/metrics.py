@@ -62,6 +62,7 @@ def log_decision(trainer: Any) -> None:
     for reason in DROP_REASONS:
         counts = [choice.dropped[reason] for choice in decision.choices]
         logged[f"dppo/dropped/{reason}"].append(sum(counts) / len(counts))
+    logged["dppo/tokens/density_padded"].append(decision.padded_density)
     logged["dppo/reward/ht"].append(decision.reward)
     if decision.window is not None:
         _log_prompts(trainer, decision)
@@ -112,6 +113,7 @@ def log_times(trainer: Any) -> None:
     density = trainer._density
     if density["computed"]:
         logged["dppo/tokens/density"].append(density["real"] / density["computed"])
+        logged["dppo/forwards"].append(density["forwards"])
     density.clear()
     efficiency = _efficiency(trainer) if trainer.args.decides else None
     if efficiency is not None:
