@@ -22,8 +22,7 @@ from dppo.errors import (
     UnsupportedLossError,
 )
 from dppo.tasks import load_builtin_tokenizer, sorting_dataset
-from dppo.trl import DPPOConfig, DPPOTrainer, contract, full_batch, prompts, startup
-from dppo.trl import config as config_module
+from dppo.trl import DPPOConfig, DPPOTrainer, config_checks, contract, full_batch, prompts, startup
 from dppo.trl.reward_contract import check_signature, checked
 
 from .conftest import (
@@ -410,7 +409,7 @@ def test_without_an_accelerator_training_is_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="dppo")
-    monkeypatch.setattr(config_module, "_has_accelerator", lambda: False)
+    monkeypatch.setattr(config_checks, "has_accelerator", lambda: False)
     made = DPPOConfig(str(tmp_path), report_to=[])
     assert made.bf16 is False
     assert "training in float32" in caplog.text

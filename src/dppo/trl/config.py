@@ -4,13 +4,12 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from dppo.config import PruneConfig
-from dppo.errors import ConfigurationError, UnsupportedLossError
-from dppo.estimator.weights import loss_denominator
+from dppo.errors import ConfigurationError
 from dppo.estimator.windows import window_size
+from dppo.trl import config_checks
 
 __all__ = ["DPPOConfig"]
 
@@ -193,26 +192,26 @@ class DPPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         """Check the fields of this class, then the host's; then that the two fit together."""
-        self.completion_keep = _completion_keep(self.completion_keep)
-        _one_of("packing", self.packing, PACKINGS)
+        self.completion_keep = config_checks.completion_keep(self.completion_keep)
+        config_checks.one_of("packing", self.packing, PACKINGS)
         for name in ("packing_window", "packing_capacity"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name}={value}: must be >= 1")
-        _one_of("overlong_prompts", self.overlong_prompts, OVERLONG)
+        config_checks.one_of("overlong_prompts", self.overlong_prompts, OVERLONG)
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise ConfigurationError(f"max_prompt_length={self.max_prompt_length}: must be >= 1")
-        if self.bf16 is None and not self.fp16 and not _has_accelerator():
+        if self.bf16 is None and not self.fp16 and not config_checks.has_accelerator():
             self.bf16 = False
             self.dataloader_pin_memory = False  # there is nothing to pin it for
             logger.info("no accelerator found: training in float32 (set bf16=True to override)")
         super().__post_init__()
         self.prune_config()
-        _check_annealing(self)
+        config_checks.check_annealing(self)
         if self.prunes:
-            _check_exact(self)
+            config_checks.check_exact(self)
         if self.prunes_prompts:
-            _check_prompt_phase(self)
+            config_checks.check_prompt_phase(self)
 
     @classmethod
     def paper(
@@ -371,86 +370,3 @@ class DPPOConfig(GRPOConfig):
             rolled_out = -(-max(micro_step, 0) // batches)
             lag = max(lag, window - rolled_out)
         return lag
-
-
-def _completion_keep(value: float | str | None) -> float | str:
-    if value == "auto":
-        raise ConfigurationError(
-            "completion_keep='auto' is not in this version; give a rate such as 0.5, 'shadow' to "
-            "see what a rate would save, or 1.0 to switch pruning off"
-        )
-    try:
-        if isinstance(value, bool) or value is None:
-            raise TypeError
-        if isinstance(value, str) and value.startswith("shadow"):
-            mode, colon, rate = value.partition(":")
-            if mode != "shadow" or (colon and not 0 < float(rate) < 1):
-                raise ValueError
-            return value
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigurationError(
-            f"completion_keep must be a number in (0, 1], 'shadow' or 'shadow:RATE', got {value!r}"
-        ) from None
-
-
-def _check_exact(config: DPPOConfig) -> None:
-    """Refuse what couples the rows of a batch, so that no weight per row makes it exact."""
-    loss_denominator(config.loss_type)
-    off = "or switch pruning off (completion_keep=1.0, prompt_keep=1.0)"
-    if config.top_entropy_quantile < 1:
-        raise ConfigurationError(
-            f"top_entropy_quantile={config.top_entropy_quantile} picks tokens by a quantile over "
-            f"the micro-batch, which pruning changes; set it to 1.0, {off}"
-        )
-    if config.use_adaptive_entropy:
-        raise ConfigurationError(
-            "use_adaptive_entropy=True steers by the entropy of the rows it sees, which pruning "
-            f"changes; use a fixed entropy_coef, {off}"
-        )
-
-
-def _check_annealing(config: DPPOConfig) -> None:
-    if config.prune_warmup_steps < 0:
-        raise ConfigurationError(f"prune_warmup_steps={config.prune_warmup_steps}: must be >= 0")
-    if not 0 <= config.prune_until <= 1:
-        raise ConfigurationError(f"prune_until={config.prune_until}: must be between 0 and 1")
-
-
-def _check_prompt_phase(config: DPPOConfig) -> None:
-    """Refuse what prompt pruning would make wrong, or could not do at all."""
-    off = "or set prompt_keep=1.0"
-    bonus = config.entropy_coef != 0
-    if bonus or loss_denominator(config.loss_type).kind == "micro-batch tokens":
-        cause = (
-            f"entropy_coef={config.entropy_coef}" if bonus else f"loss_type={config.loss_type!r}"
-        )
-        raise UnsupportedLossError(
-            f"{cause} divides by the tokens of a micro-batch; which prompts share one depends on "
-            "the draw, and with one prompt in it the weight would cancel. Use another loss_type "
-            f"and entropy_coef=0, {off}"
-        )
-    if isinstance(config.completion_keep, str):
-        raise ConfigurationError(
-            f"completion_keep={config.completion_keep!r} trains as if nothing were pruned, "
-            f"but prompt_keep={config.prompt_keep} prunes prompts; give a rate or 1.0, {off}"
-        )
-    if config.ignore_data_skip:
-        raise ConfigurationError(
-            "ignore_data_skip=True would roll out the prompts of this epoch again after a resume; "
-            f"skipping costs no generation here. Set it to False, {off}"
-        )
-    if config.prompt_id_column is not None and config.remove_unused_columns:
-        raise ConfigurationError(
-            f"remove_unused_columns=True removes the column {config.prompt_id_column!r} "
-            "(prompt_id_column) from the rows; set it to False"
-        )
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
-
-
-def _has_accelerator() -> bool:
-    return torch.accelerator.is_available()
