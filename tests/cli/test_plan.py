@@ -167,6 +167,7 @@ def test_windows_of_candidates(capsys):
         (["--num-prompts", "12"], ["M=13", "N=12"]),
         (["--num-train-epochs", "1"], ["1 passes", "allow_single_epoch"]),
         (["--loss-type", "bnpo"], ["bnpo", "prompt_keep=1.0"]),
+        (["--entropy-coef", "0.01"], ["entropy_coef=0.01", "prompt_keep=1.0"]),
         (["--prompt-keep", "0"], ["prompt_keep"]),
         (["--prompt-rule", "best"], ["prompt_rule"]),
     ],

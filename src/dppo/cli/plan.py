@@ -19,8 +19,8 @@ from dppo.cli.length import (
 )
 from dppo.cli.options import Settings, read_settings
 from dppo.config import PruneConfig
-from dppo.errors import ConfigurationError, UnsupportedLossError
-from dppo.estimator.weights import loss_denominator
+from dppo.errors import ConfigurationError
+from dppo.estimator.weights import check_prompt_pruning, loss_denominator
 
 SUMMARY = "print the batch arithmetic of a configuration, without loading a model"
 EXAMPLES = """\
@@ -127,13 +127,11 @@ def check_pruning(config: dict[str, Any]) -> None:
     names += ("prompt_keep", "prompt_rule", "prompt_prune_rate")
     PruneConfig(**{name: config[name] for name in names if name in config})
     prompts = config.get("prompt_keep", 1.0) != 1
-    if "loss_type" in config and (config.get("completion_keep") != 1 or prompts):
-        loss = loss_denominator(config["loss_type"])
-        if prompts and loss.kind == "micro-batch tokens":
-            raise UnsupportedLossError(
-                f"loss_type={config['loss_type']!r} divides by the tokens of a micro-batch, in "
-                "which a prompt's weight would cancel: use another one, or set prompt_keep=1.0"
-            )
+    loss_type = config.get("loss_type", "dapo")  # TRL's default, also where it is absent
+    if config.get("completion_keep") != 1 or prompts:
+        loss_denominator(loss_type)
+    if prompts:
+        check_prompt_pruning(loss_type, entropy_coef=config.get("entropy_coef", 0.0))
 
 
 def has_prior(config: dict[str, Any]) -> bool:

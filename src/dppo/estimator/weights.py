@@ -22,6 +22,7 @@ from dppo.types import check_inclusion
 
 __all__ = [
     "Denominator",
+    "check_prompt_pruning",
     "gradient_factor",
     "loss_denominator",
     "prompt_phase_factor",
@@ -164,10 +165,32 @@ def prompt_phase_factor(
         same_shape("tokens_P", tokens, pi.shape)
         total = float((tokens / pi).sum())
         return float(tokens.sum()) / total if total > 0 else 1.0
-    raise UnsupportedLossError(
-        "prompts cannot be pruned under a mean over the tokens of a micro-batch (loss_type "
-        "'bnpo', or any entropy bonus): what it divides by depends on which prompts share the "
-        "micro-batch, and with one prompt in it the weight would cancel. Set prompt_keep=1.0"
+    raise _weight_would_cancel(f"a mean over {kind}")
+
+
+def check_prompt_pruning(loss_type: str, *, entropy_coef: float = 0.0) -> None:
+    """Refuse a loss that prompts cannot be pruned under.
+
+    Raises:
+        UnsupportedLossError: It divides by the tokens of a micro-batch, as "bnpo" and the entropy
+            bonus of every loss type do, or it is unknown.
+
+    Example:
+        >>> from dppo.estimator.weights import check_prompt_pruning
+        >>> check_prompt_pruning("dr_grpo")
+    """
+    kind = loss_denominator(loss_type).kind
+    if entropy_coef != 0:
+        raise _weight_would_cancel(f"entropy_coef={entropy_coef}")
+    if kind == "micro-batch tokens":
+        raise _weight_would_cancel(f"loss_type={loss_type!r}")
+
+
+def _weight_would_cancel(cause: str) -> UnsupportedLossError:
+    return UnsupportedLossError(
+        f"{cause} divides by the tokens of a micro-batch; which prompts share one depends on the "
+        "draw, and with one prompt in it the weight would cancel. Use another loss_type and "
+        "entropy_coef=0, or set prompt_keep=1.0"
     )
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from dppo.errors import ConfigurationError, UnsupportedLossError
-from dppo.estimator.weights import loss_denominator
+from dppo.errors import ConfigurationError
+from dppo.estimator.weights import check_prompt_pruning, loss_denominator
 
 
 def completion_keep(value: float | str | None) -> float | str:
@@ -57,16 +57,7 @@ def check_annealing(config: Any) -> None:
 def check_prompt_phase(config: Any) -> None:
     """Refuse what prompt pruning would make wrong, or could not do at all."""
     off = "or set prompt_keep=1.0"
-    bonus = config.entropy_coef != 0
-    if bonus or loss_denominator(config.loss_type).kind == "micro-batch tokens":
-        cause = (
-            f"entropy_coef={config.entropy_coef}" if bonus else f"loss_type={config.loss_type!r}"
-        )
-        raise UnsupportedLossError(
-            f"{cause} divides by the tokens of a micro-batch; which prompts share one depends on "
-            "the draw, and with one prompt in it the weight would cancel. Use another loss_type "
-            f"and entropy_coef=0, {off}"
-        )
+    check_prompt_pruning(config.loss_type, entropy_coef=config.entropy_coef)
     if isinstance(config.completion_keep, str):
         raise ConfigurationError(
             f"completion_keep={config.completion_keep!r} trains as if nothing were pruned, "
