@@ -220,6 +220,50 @@ def test_the_trainer_falls_back_and_says_why(
     assert "bucket" in caplog.text
 
 
+def test_a_model_that_cannot_be_called_packed_is_told_with_its_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> float:
+        raise RuntimeError("no positions here")
+
+    monkeypatch.setattr(packed, "deviation", refuse)
+    with caplog.at_level(logging.WARNING, logger="dppo"):
+        watched(trainer(tmp_path, packing="varlen")).check()
+    assert "RuntimeError: no positions here" in caplog.text
+
+
+def test_the_auxiliary_loss_of_a_router_is_not_packed(tmp_path: Path) -> None:
+    """It would count the tails of dense rows; also with pruning off."""
+    config = transformers.MixtralConfig(
+        **{**GATED, "vocab_size": 13}, num_local_experts=2, output_router_logits=True
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    off = {"completion_keep": 1.0, "model": model}
+    trainer(tmp_path, packing="bucket", **off)
+    with pytest.raises(ConfigurationError, match="packing='bucket'"):
+        trainer(tmp_path, packing="varlen", **off)
+
+
+def test_a_row_beyond_the_capacity_has_a_micro_batch_of_its_own(tmp_path: Path) -> None:
+    script = Script(random_completions(8, seed=0))
+    run = trainer(
+        tmp_path,
+        packing="varlen",
+        packing_capacity=1,
+        completion_keep=0.9,
+        rollout_func=script,
+        gradient_accumulation_steps=8,
+        per_device_train_batch_size=1,
+        max_steps=1,
+    )
+    watch = watched(run)
+    decision = watch.decisions[0]
+    length = decision.rows.prompt_tokens + decision.rows.completion_tokens
+    batches = [b.rows_R for b in decision.micro_batches if b is not None]
+    assert max(int(length[rows].sum()) for rows in batches) == length.max()
+    assert any(len(rows) == 1 for rows in batches)
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "off": {"completion_keep": 1.0},
     "pruned": {"completion_keep": 0.5},

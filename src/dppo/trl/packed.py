@@ -149,10 +149,7 @@ PROBE_LENGTHS = (7, 3, 5, 2)
 
 @torch.no_grad()
 def deviation(model: Any, *, vocabulary: int, device: Any) -> float:
-    """Largest difference of packed log-probs from those of each sequence alone, from position 0.
-
-    Infinite if the model cannot be called that way.
-    """
+    """Largest difference of packed log-probs from those of each sequence alone, from position 0."""
     rng = np.random.default_rng(0)
     ids = [rng.integers(0, vocabulary, length).tolist() for length in PROBE_LENGTHS]
     width = max(PROBE_LENGTHS)
@@ -173,8 +170,6 @@ def deviation(model: Any, *, vocabulary: int, device: Any) -> float:
             found = packed[row, width - len(tokens) :].float()
             largest = max(largest, float((found - outputs.log_probs[0].float()).abs().max()))
         return largest
-    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError):
-        return float("inf")
     finally:
         model.train(training)
 
@@ -190,24 +185,26 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def isolates(trainer: Any) -> bool:
-    """Whether the trainer's model keeps packed sequences apart; once, said if it does not."""
+    """Whether the trainer's model keeps packed sequences apart, on every rank; said if not."""
     args, model = trainer.args, trainer.model_wrapped
     dtype = next(model.parameters()).dtype
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else dtype
+    device = trainer.accelerator.device
     vocabulary = trainer.model.config.get_text_config().vocab_size
-    with trainer.accelerator.autocast():
-        found = deviation(model, vocabulary=vocabulary, device=trainer.accelerator.device)
-    if found <= tolerance(dtype):
+    try:
+        with trainer.accelerator.autocast():
+            found = deviation(model, vocabulary=vocabulary, device=device)
+        why = f"log-probs are off by {found:.2g}"
+    except Exception as error:  # whatever a model's code raises: it is a question, not a step
+        found, why = float("inf"), f"it cannot be called packed: {type(error).__name__}: {error}"
+    apart = torch.tensor([found <= tolerance(dtype)], device=device)
+    if trainer.accelerator.gather(apart).all():
         return True
     attention = getattr(trainer.model.config, "_attn_implementation", "its")
-    why = (
-        "it cannot be called packed"
-        if found == float("inf")
-        else f"log-probs are off by {found:.2g}"
-    )
     logger.warning(
         "packing='varlen' is not right for %s with %s attention (%s); rows of like length share "
         "micro-batches instead, as with packing='bucket'",
-        *(type(trainer.accelerator.unwrap_model(trainer.model)).__name__, attention, why),
+        *(type(trainer.accelerator.unwrap_model(trainer.model)).__name__, attention),
+        why if not apart.item() else "on another process",
     )
     return False

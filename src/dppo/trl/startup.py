@@ -142,6 +142,11 @@ def check_model(trainer: Any) -> None:
             "pruning changes; set router_aux_loss_coef=0, or switch pruning off "
             "(completion_keep=1.0, prompt_keep=1.0)"
         )
+    if trainer.args.packing == "varlen" and trainer.aux_loss_enabled:
+        raise ConfigurationError(
+            "the router's auxiliary loss would count the tokens that fill up packed rows; set "
+            "router_aux_loss_coef=0, or packing='bucket'"
+        )
     signal = trainer.args.signal_reward
     if signal is not None:
         if signal not in trainer.reward_func_names:

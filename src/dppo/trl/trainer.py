@@ -311,9 +311,14 @@ class DPPOTrainer(WeightedPasses):
         )
 
     def _capacity(self, rows_N: Rows) -> int:
-        """Tokens of a packed micro-batch: by default what a padded one of the host would hold."""
+        """Tokens of a packed micro-batch: by default what a padded one of the host would hold.
+
+        A row that is longer than `packing_capacity` has one of its own.
+        """
+        longest = int((rows_N.prompt_tokens + rows_N.completion_tokens).max())
         width = int(rows_N.prompt_tokens.max() + rows_N.completion_tokens.max())
-        return self.args.packing_capacity or self.args.per_device_train_batch_size * max(width, 1)
+        given = self.args.packing_capacity or self.args.per_device_train_batch_size * width
+        return max(given, longest, 1)
 
     # -- beginning, going on, checkpoints ----------------------------------------------------------
 
