@@ -20,7 +20,7 @@ from trl import GRPOTrainer
 
 import dppo
 from dppo.trl import full_batch, schedule, weighted
-from dppo.trl.decision import Rows, decide, signal
+from dppo.trl.decision import Rows, Signal, decide, signal
 from dppo.trl.gate import Gate
 
 from .conftest import trainer as make_trainer
@@ -89,6 +89,17 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return trainer
 
 
+def told_of(rewards_N1: np.ndarray) -> Signal:
+    """What one reward function says, scaled by group."""
+    return signal(
+        rewards_N1,
+        np.ones(1, np.float32),
+        group=GROUP,
+        scale="group",
+        aggregation="sum_then_normalize",
+    )
+
+
 class Case:
     """A generation of 2 prompts x 4 completions, micro-batches of 2, and one way to train on it."""
 
@@ -136,13 +147,7 @@ class Case:
             iterations=2 if two_passes else 1,
             accumulation=4 if two_passes else 2,
         )
-        self.told = signal(
-            self.rewards,
-            np.ones(1, np.float32),
-            group=GROUP,
-            scale="group",
-            aggregation="sum_then_normalize",
-        )
+        self.told = told_of(self.rewards)
         self.batch["advantages"] = torch.from_numpy(self.told.advantages_PG.ravel())
         self.batch["num_items_in_batch"] = torch.tensor(float(self.loss_mask.sum()))
         self._configure(**options)

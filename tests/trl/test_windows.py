@@ -646,6 +646,13 @@ def test_a_stream_that_does_not_know_its_columns(tmp_path: Path) -> None:
         run.train()
 
 
+def test_a_stream_without_prompts(tmp_path: Path) -> None:
+    data = IterableDataset.from_generator(lambda: iter([{"question": f"{i}="} for i in range(8)]))
+    run = trainer(tmp_path, train_dataset=data, max_steps=4, **HALF)
+    with pytest.raises(ConfigurationError, match="'prompt' is none of the columns 'question'"):
+        run.train()
+
+
 def test_beliefs_do_not_need_to_reach_the_rewards(tmp_path: Path) -> None:
     """`remove_unused_columns` takes the column from the rows, after it was read."""
     calls: list[dict[str, Any]] = []

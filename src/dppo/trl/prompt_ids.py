@@ -37,12 +37,15 @@ def row_id(row: Mapping[str, Any], column: str | None) -> int:
     Raises:
         ConfigurationError: The column is missing, or holds neither a whole number nor a text.
     """
-    if column is None:
-        return content_id(row["prompt"])
-    if column not in row:
+    name = "prompt" if column is None else column
+    if name not in row:
+        asked = "the column 'prompt'" if column is None else f"prompt_id_column={column!r}"
         raise ConfigurationError(
-            f"prompt_id_column={column!r} is none of the columns {', '.join(map(repr, row))}"
+            f"{asked} is none of the columns {', '.join(map(repr, row))}; rename a column, or give "
+            "another"
         )
+    if column is None:
+        return content_id(row[name])
     value = row[column]
     value = value.item() if hasattr(value, "item") else value  # of a formatted data set
     if isinstance(value, str):

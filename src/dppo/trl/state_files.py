@@ -52,8 +52,9 @@ def read(stem: Path) -> dict[str, Any]:
             raise TypeError("not a state")
     except (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigurationError(
-            f"{path} cannot be read ({error}); resume from another checkpoint, or remove the file "
-            "to go on without what was known: the draws then start at generation 0"
+            f"{path} cannot be read ({error}); resume from another checkpoint, or remove "
+            "dppo_state.json from this one to go on without what was known: the draws then start "
+            "at generation 0"
         ) from error
     return tree
 
