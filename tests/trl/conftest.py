@@ -71,6 +71,9 @@ OPTIONS: dict[str, Any] = {
 }
 """2 prompts x 4 completions a generation."""
 
+OURS: dict[str, Any] = {"packing": "bucket"}
+"""So that a micro-batch's rows are the model's; what packing does with them: test_packed."""
+
 OF_THE_TRAINER = (
     *("eval_dataset", "callbacks", "peft_config", "rollout_func", "tools", "environment_factory"),
     *("train_dataset", "processing_class"),
@@ -79,7 +82,7 @@ OF_THE_TRAINER = (
 
 def config(tmp_path: Any, **overrides: Any) -> DPPOConfig:
     """A small configuration: 2 prompts x 4 completions a generation."""
-    return DPPOConfig(output_dir=str(tmp_path), **{**OPTIONS, **overrides})
+    return DPPOConfig(output_dir=str(tmp_path), **{**OPTIONS, **OURS, **overrides})
 
 
 def trainer(
@@ -105,6 +108,7 @@ def _build(  # noqa: PLR0917 - of no one else's concern
     kind: type, config_kind: type, tmp_path: Any, model: Any, reward: Any, overrides: dict[str, Any]
 ) -> Any:
     given = {name: overrides.pop(name) for name in OF_THE_TRAINER if name in overrides}
+    ours = OURS if issubclass(config_kind, DPPOConfig) else {}
     defaults = {
         "train_dataset": sorting_dataset(64, seed=0),
         "processing_class": load_builtin_tokenizer(),
@@ -112,7 +116,7 @@ def _build(  # noqa: PLR0917 - of no one else's concern
     return kind(
         tiny_model() if model is None else model,
         reward,
-        config_kind(output_dir=str(tmp_path), **{**OPTIONS, **overrides}),
+        config_kind(output_dir=str(tmp_path), **{**OPTIONS, **ours, **overrides}),
         **{**defaults, **given},
     )
 

@@ -19,9 +19,11 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 import dppo
+from dppo.packing.layout import Price
 from dppo.trl import full_batch, schedule, weighted
 from dppo.trl.decision import Rows, Signal, decide, signal
 from dppo.trl.gate import Gate
+from dppo.trl.schedule import Room
 
 from .conftest import trainer as make_trainer
 
@@ -106,7 +108,7 @@ class Case:
     def __init__(
         self, host: Any, *, two_passes: bool = False, capacity: int | None = None, **options: Any
     ) -> None:
-        self.host, self.capacity = host, capacity
+        self.host, self.room = host, None
         rng = np.random.default_rng(7)
         self.lengths = np.array([5, 2, 4, 3, 1, 5, 3, 2])
         self.loss_mask = (np.arange(LENGTH) < self.lengths[:, None]).astype(np.int64)
@@ -147,6 +149,9 @@ class Case:
             iterations=2 if two_passes else 1,
             accumulation=4 if two_passes else 2,
         )
+        if capacity is not None:  # completions share prompts of three tokens
+            prompt_N, group_N = np.full(ROWS, 3), np.arange(ROWS) // GROUP
+            self.room = Room(capacity, Price(9999), True, prompt_N, self.lengths, group_N)
         self.told = told_of(self.rewards)
         self.batch["advantages"] = torch.from_numpy(self.told.advantages_PG.ravel())
         self.batch["num_items_in_batch"] = torch.tensor(float(self.loss_mask.sum()))
@@ -195,7 +200,7 @@ class Case:
             loss_type=self.host.loss_type,
             other_terms=self.other_terms,
             sort=True,
-            capacity=self.capacity,
+            room=self.room,
         )
         return self.host._decision
 

@@ -147,10 +147,12 @@ def test_the_table_of_completions_has_weights(tmp_path: Path, keep: Any) -> None
     assert set(tables["completions_00000"]["weight"]) == {1.0}
 
 
-def test_density_counts_no_padding_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packing", ["bucket", "varlen"])
+def test_density_counts_no_padding_rows(tmp_path: Path, packing: str) -> None:
     """A micro-batch of padding alone has no real token."""
     run = trainer(
         tmp_path,
+        packing=packing,
         rollout_func=Script(random_completions(8, seed=0)),
         reward=lambda completions, **kwargs: [0.0] * len(completions),
         max_steps=1,

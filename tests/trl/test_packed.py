@@ -1,10 +1,14 @@
 """The packed forward: the log-probs and gradients of each row alone, or it is not used."""
 
+import copy
+import dataclasses
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
@@ -13,7 +17,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from dppo.errors import ConfigurationError
 from dppo.trl import packed
-from dppo.trl.packed import IGNORED, Layout, PackedModel
+from dppo.trl.packed import IGNORED, Form, PackedModel
 
 from .conftest import Script, random_completions, tiny_model, trainer, watched
 
@@ -45,8 +49,27 @@ LEAKING: dict[str, Any] = {
     "opt": transformers.OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32),
     "bloom": transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=2),
 }
-ROWS = [(2, 5), (4, 1), (1, 3), (3, 6), (2, 2)]
-"""Prompt and completion tokens."""
+ROWS = [(2, 5), (4, 1), (1, 3), (3, 6), (2, 2), (3, 1), (3, 4)]
+"""Prompt and completion tokens; prompts of equal length are equal."""
+LEFT, RIGHT = (max(row[side] for row in ROWS) for side in (0, 1))
+
+
+def packing(model: Any, *, hidden: int = 1, **options: Any) -> PackedModel:
+    """Packed as the configuration of the model suggests; a wide one prefers few tokens."""
+    form = Form.of(model.config)
+    price = dataclasses.replace(form.price, hidden=hidden, scores=0)
+    options.setdefault("completion", RIGHT)
+    return PackedModel(model, form=dataclasses.replace(form, price=price), **options)
+
+
+class Seen:
+    """What a packed model has counted."""
+
+    def __init__(self) -> None:
+        self.counts: list[dict[str, int]] = []
+
+    def __call__(self, counts: dict[str, int]) -> None:
+        self.counts.append(counts)
 
 
 def build(config: Any, attention: str = "eager", *, temperature: float = 1.0) -> Any:
@@ -61,8 +84,8 @@ def build(config: Any, attention: str = "eager", *, temperature: float = 1.0) ->
 
 def padded(ids: list[list[int]], pad: int = 0) -> dict[str, Tensor]:
     """Prompts padded on the left, completions on the right, as the host does."""
-    left, right = (max(row[side] for row in ROWS) for side in (0, 1))
-    batch = np.full((len(ROWS), left + right), pad)
+    left = LEFT
+    batch = np.full((len(ROWS), left + RIGHT), pad)
     mask = np.zeros_like(batch)
     labels = np.full_like(batch, IGNORED)
     for row, (tokens, (prompt, completion)) in enumerate(zip(ids, ROWS, strict=True)):
@@ -75,7 +98,8 @@ def padded(ids: list[list[int]], pad: int = 0) -> dict[str, Tensor]:
 
 def some_ids(seed: int = 0) -> list[list[int]]:
     rng = np.random.default_rng(seed)
-    return [rng.integers(0, VOCABULARY, sum(row)).tolist() for row in ROWS]
+    prompts = [rng.integers(0, VOCABULARY, n).tolist() for n in range(LEFT + 1)]
+    return [prompts[p] + rng.integers(0, VOCABULARY, c).tolist() for p, c in ROWS]
 
 
 def alone(model: Any, ids: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
@@ -92,24 +116,30 @@ def alone(model: Any, ids: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
 
 
 def of_completions(values: Tensor) -> list[Tensor]:
-    left = max(row[0] for row in ROWS)
-    return [row[left - 1 : left - 1 + c] for row, (_, c) in zip(values, ROWS, strict=True)]
+    return [row[LEFT - 1 : LEFT - 1 + c] for row, (_, c) in zip(values, ROWS, strict=True)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("attention", "hidden"), [("sdpa", 1), ("sdpa", 64), ("eager", 64)])
+@pytest.mark.parametrize(("attention", "hidden"), [("sdpa", 1), ("sdpa", 9999), ("eager", 9999)])
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_is_each_row_alone(
     name: str, attention: str, hidden: int, dtype: torch.dtype
 ) -> None:
     """Log-probs and gradients to rounding: the host's head returns float32 in any case.
 
-    A leak, a wrong position or a wrong label is off by 0.1 and more.
+    A leak, a wrong position or a wrong label is off by 0.1 and more. The sliding windows are
+    shorter than the sequences, so there no prompt is shared.
     """
+    seen = Seen()
     model = build(MODELS[name], attention).to(dtype)
     ids = some_ids()
     weight = torch.linspace(0.5, 2.0, len(ROWS))
-    out = PackedModel(model, window=64, hidden=hidden)(**padded(ids), fused_lm_head=True)
+    out = packing(model, hidden=hidden, count=seen)(**padded(ids), fused_lm_head=True)
+    (counts,) = seen.counts
+    assert counts["real"] == sum(map(sum, ROWS))
+    if hidden > 1:
+        shared = counts["computed"] < counts["real"]
+        assert shared == ("sliding" not in name)
     found = of_completions(out.log_probs)
     sum(w * part.sum() for w, part in zip(weight, found, strict=True)).backward()
     gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -131,9 +161,10 @@ def test_packed_is_each_row_alone(
 def test_another_sequence_changes_nothing(attention: str) -> None:
     model = build(MODELS["qwen3"], attention)
     ids = some_ids()
-    before = PackedModel(model, window=64)(**padded(ids), fused_lm_head=True).log_probs
+    packed_model = packing(model, hidden=9999)
+    before = packed_model(**padded(ids), fused_lm_head=True).log_probs
     ids[0][3] = (ids[0][3] + 1) % VOCABULARY
-    after = PackedModel(model, window=64)(**padded(ids), fused_lm_head=True).log_probs
+    after = packed_model(**padded(ids), fused_lm_head=True).log_probs
     assert torch.equal(before[1:], after[1:])
     assert not torch.equal(before[0], after[0])
 
@@ -145,11 +176,11 @@ def test_padding_is_known_by_the_mask_not_by_the_token() -> None:
     mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     labels = ids.masked_fill(mask == 0, IGNORED)
     labels[:, 0] = IGNORED
-    counted = []
-    out = PackedModel(model, window=64, count=lambda *given: counted.append(given))(
+    seen = Seen()
+    out = packing(model, completion=4, count=seen)(
         input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True
     )
-    assert counted[0][0] == 12  # 9 scored tokens and 3 prompts
+    assert seen.counts[0]["real"] == 12  # 9 scored tokens and 3 prompts
     assert int((out.log_probs != 0).sum()) == 9
     for row, length in enumerate((4, 3, 5)):
         one = ids[row : row + 1, :length]
@@ -160,7 +191,7 @@ def test_padding_is_known_by_the_mask_not_by_the_token() -> None:
 def test_the_temperature_divides_the_logits() -> None:
     model = build(MODELS["gpt2, absolute positions"], temperature=0.7)
     ids = some_ids()
-    out = PackedModel(model, window=64)(**padded(ids), fused_lm_head=True)
+    out = packing(model, hidden=9999)(**padded(ids), fused_lm_head=True)
     for found, tokens, (prompt, _) in zip(of_completions(out.log_probs), ids, ROWS, strict=True):
         row = torch.tensor([tokens])
         expected = (model(input_ids=row).logits[0, :-1] / 0.7).log_softmax(-1)
@@ -174,36 +205,51 @@ def test_one_sequence_with_trailing_padding_and_rows_without_a_label() -> None:
     mask = torch.tensor([[1, 1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]])
     labels = ids.masked_fill(mask == 0, IGNORED)
     labels[1] = IGNORED  # a row that is there for the shape only
-    counted = []
-    out = PackedModel(model, window=64, count=lambda *given: counted.append(given))(
+    seen = Seen()
+    out = packing(model, completion=6, count=seen)(
         input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True
     )
-    assert counted == [(3, 3)]
+    assert seen.counts == [{"real": 3, "computed": 3, "pairs": 6, "attended": 9}]
     one = model(input_ids=ids[:1, :3], labels=ids[:1, :3], fused_lm_head=True).log_probs
     assert torch.allclose(out.log_probs[:1, :2], one, atol=1e-5)
     assert (out.log_probs[1] == 0).all()
-    nothing = PackedModel(model, window=64)(
+    nothing = packing(model, completion=6)(
         input_ids=ids, attention_mask=mask, labels=torch.full_like(ids, IGNORED), fused_lm_head=True
     )
     nothing.log_probs.sum().backward()  # connected, and zero
     assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)
 
 
-def test_almost_every_token_is_a_real_one() -> None:
-    rng = np.random.default_rng(0)
-    lengths = np.minimum(rng.lognormal(4, 0.6, 64), 300).astype(int)
-    mask = torch.from_numpy(np.arange(300) < lengths[:, None])
-    rows, width = Layout.of(mask, window=64, hidden=4096).shape
-    assert mask.sum() / mask.numel() < 0.35
-    assert mask.sum() / (rows * width) > 0.97
-
-
 @pytest.mark.parametrize("name", LEAKING)
 def test_a_model_that_does_not_keep_sequences_apart_is_found_out(name: str) -> None:
-    leak = packed.deviation(build(LEAKING[name]), vocabulary=VOCABULARY, device="cpu")
+    model = build(LEAKING[name])
+    form = dataclasses.replace(Form.of(model.config), shares=False)
+    leak = packed.deviation(model, form, vocabulary=VOCABULARY, device="cpu")
     assert leak > 100 * packed.tolerance(torch.float32)
-    right = packed.deviation(build(MODELS["llama"]), vocabulary=VOCABULARY, device="cpu")
-    assert right < packed.tolerance(torch.float32) / 5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_self_check_passes_where_packing_is_right(name: str) -> None:
+    model = build(MODELS[name])
+    form = Form.of(model.config)
+    for shares in (False, "sliding" not in name):
+        form = dataclasses.replace(form, shares=shares)
+        found = packed.deviation(model, form, vocabulary=VOCABULARY, device="cpu")
+        assert found < packed.tolerance(torch.float32) / 5
+
+
+def test_the_self_check_sees_a_wrong_gradient() -> None:
+    """Log-probs are right, and one head's attention is cut off from the gradient."""
+    model = build(MODELS["llama"])
+    attention = model.model.layers[0].self_attn
+    attention.v_proj.register_forward_hook(
+        lambda module, given, out: out.detach() if out.shape[0] < 2 and out.shape[1] > 9 else out
+    )
+    form = Form.of(model.config)
+    found = packed.deviation(model, form, vocabulary=VOCABULARY, device="cpu")
+    assert found > 100 * packed.tolerance(torch.float32)
+    values = packed.deviation(model, form, vocabulary=VOCABULARY, device="cpu", gradient=False)
+    assert values < packed.tolerance(torch.float32)
 
 
 def test_the_trainer_falls_back_and_says_why(
@@ -215,7 +261,7 @@ def test_the_trainer_falls_back_and_says_why(
     model = transformers.AutoModelForCausalLM.from_config(config)
     with caplog.at_level(logging.WARNING, logger="dppo"):
         watch = watched(trainer(tmp_path, model=model, packing="varlen"))
-    assert not watch.trainer._packs
+    assert watch.trainer._form is None
     assert "OPTForCausalLM" in caplog.text
     assert "bucket" in caplog.text
 
@@ -233,15 +279,16 @@ def test_a_model_that_cannot_be_called_packed_is_told_with_its_words(
 
 
 def test_the_auxiliary_loss_of_a_router_is_not_packed(tmp_path: Path) -> None:
-    """It would count the tails of dense rows; also with pruning off."""
+    """Nor are its micro-batches made anew by "auto", though nothing is pruned."""
     config = transformers.MixtralConfig(
         **{**GATED, "vocab_size": 13}, num_local_experts=2, output_router_logits=True
     )
     model = transformers.AutoModelForCausalLM.from_config(config)
     off = {"completion_keep": 1.0, "model": model}
-    trainer(tmp_path, packing="bucket", **off)
-    with pytest.raises(ConfigurationError, match="packing='bucket'"):
-        trainer(tmp_path, packing="varlen", **off)
+    assert not trainer(tmp_path, packing="auto", **off)._plans
+    for packing in ("varlen", "bucket"):
+        with pytest.raises(ConfigurationError, match="packing='none'"):
+            trainer(tmp_path, packing=packing, **off)
 
 
 def test_a_row_beyond_the_capacity_has_a_micro_batch_of_its_own(tmp_path: Path) -> None:
@@ -283,7 +330,7 @@ def test_training_is_that_of_padded_rows(tmp_path: Path, name: str) -> None:
         model = str(tmp_path / "model")
     rows = 16 if "steps_per_generation" in options else 8
     ends = {}
-    for packing in ("bucket", "varlen"):
+    for packing in ("none", "bucket", "varlen"):
         script = Script(*[random_completions(rows, seed=seed) for seed in range(3)])
         run = trainer(
             tmp_path,
@@ -294,11 +341,12 @@ def test_training_is_that_of_padded_rows(tmp_path: Path, name: str) -> None:
             **options,
         )
         run.train()
-        assert run._packs == (packing == "varlen")
+        assert (run._form is not None) == (packing == "varlen")
         ends[packing] = torch.cat([p.detach().flatten() for p in run.model.parameters()])
         densities = [log.get("dppo/tokens/density") for log in run.state.log_history]
-        assert (packing == "varlen" or run.args.prunes) == any(densities)
-    assert (ends["varlen"] - ends["bucket"]).abs().max() < 1e-5
+        assert (packing != "none" or run.args.prunes) == any(densities)
+    assert (ends["varlen"] - ends["none"]).abs().max() < 1e-5
+    assert (ends["bucket"] - ends["none"]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -307,3 +355,197 @@ def test_training_is_that_of_padded_rows(tmp_path: Path, name: str) -> None:
 def test_packings_that_are_none(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         trainer(tmp_path, **options)
+
+
+# -- attention that takes lengths ------------------------------------------------------------------
+
+
+def varlen_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """What flash attention computes from the lengths it is given; it sees no mask."""
+    assert mask is None or mask.dim() == 2  # as for a padded batch
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    ends = options.get("cu_seq_lens_q")
+    ends = [0, query.shape[2]] if ends is None else ends.tolist()
+    parts = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(x[:, :, begin:end] for x in (query, key, value)), is_causal=True
+        )
+        for begin, end in itertools.pairwise(ends)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+@pytest.fixture
+def flash() -> str:
+    """Name of an attention that is called as flash attention is."""
+    name = "flash_stand_in"
+    transformers.AttentionInterface.register(name, varlen_attention)
+    transformers.masking_utils.AttentionMaskInterface.register(
+        name, transformers.masking_utils.flash_attention_mask
+    )
+    return name
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_flash_attention_gets_one_row_and_the_lengths(name: str, flash: str) -> None:
+    ids, seen = some_ids(), Seen()
+    expected = alone(build(MODELS[name], "eager"), ids)
+    model = build(copy.deepcopy(MODELS[name]), "eager")
+    model.config._attn_implementation_internal = flash
+    form = Form.of(model.config)
+    assert form.flat
+    assert not form.shares
+    out = PackedModel(model, form=form, completion=RIGHT, count=seen)(
+        **padded(ids), fused_lm_head=True
+    )
+    tokens = sum(map(sum, ROWS))
+    (counts,) = seen.counts
+    assert counts["computed"] == counts["real"] == tokens
+    assert counts["attended"] == counts["pairs"]
+    for part, (log_probs, _) in zip(of_completions(out.log_probs), expected, strict=True):
+        assert torch.allclose(part, log_probs, atol=1e-5)
+    found = packed.deviation(model, form, vocabulary=VOCABULARY, device="cpu")
+    assert found < packed.tolerance(torch.float32) / 5
+    wrong = dataclasses.replace(form, flat=False)  # positions alone do not reach such a kernel
+    assert packed.deviation(model, wrong, vocabulary=VOCABULARY, device="cpu") > 0.1
+
+
+# -- what else is not packed -----------------------------------------------------------------------
+
+
+def test_an_adapter_of_virtual_tokens_is_not_packed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt_tuning = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    run = trainer(tmp_path, packing="varlen", peft_config=prompt_tuning, max_steps=1)
+    with caplog.at_level(logging.WARNING, logger="dppo"):
+        assert packed.form_of(run) is None
+    assert "virtual tokens" in caplog.text
+
+
+def test_a_model_that_takes_no_mask_of_ours_shares_no_prompt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = trainer(tmp_path, packing="varlen")
+
+    def refuse(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        mask = kwargs.get("attention_mask")
+        if mask is not None and mask.dim() == 4:
+            raise ValueError("a mask of two dimensions, please")
+
+    run.model.register_forward_pre_hook(refuse, with_kwargs=True)
+    with caplog.at_level(logging.WARNING, logger="dppo"):
+        form = packed.form_of(run)
+    assert form is not None
+    assert not form.shares
+    assert "two dimensions, please" in caplog.text
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def memory(call: Any) -> np.ndarray:
+    """Bytes in tensors after each allocation and release of a call, beyond those before it."""
+    cpu = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
+        call()
+    events = profile.profiler.kineto_results.events()  # the only place that has them in order
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return np.cumsum([0, *(change for _, change in changes)])
+
+
+def training_pass(called: Any, batch: dict[str, Tensor]) -> Any:
+    return lambda: called(**batch, fused_lm_head=True).log_probs.sum().backward()
+
+
+def lengths_batch(prompt_B: Any, completion_B: Any, *, vocabulary: int) -> dict[str, Tensor]:
+    """Random rows; every prompt is its own."""
+    rng, left, right = np.random.default_rng(0), max(prompt_B), max(completion_B)
+    ids = torch.from_numpy(rng.integers(0, vocabulary, (len(prompt_B), left + right)))
+    place = torch.arange(left + right)[None]
+    starts, ends = (torch.as_tensor(x)[:, None] for x in (left - prompt_B, left + completion_B))
+    mask = ((place >= starts) & (place < ends)).long()
+    labels = ids.masked_fill((mask == 0) | (place < left), IGNORED)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def test_a_large_vocabulary_is_never_laid_out_in_full() -> None:
+    """2,048 packed tokens of a vocabulary of 50,257: logits would be 412 MB, and twice, as float32.
+
+    The peak is a quarter of that of whole logits at most, and log-probs and gradients are equal.
+    """
+    vocabulary = 50_257
+    small = {**GATED, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**{**small, "vocab_size": vocabulary})
+    config.max_position_embeddings = 2048
+    model = build(config, "sdpa")
+    rng = np.random.default_rng(0)
+    completion_B = rng.integers(20, 100, 33)
+    prompt_B = np.full(33, 4)
+    batch = lengths_batch(prompt_B, completion_B, vocabulary=vocabulary)
+    tokens = int((prompt_B + completion_B).sum())
+    assert tokens > 2048
+
+    def whole() -> None:
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        labels = batch["labels"][:, 1:, None]
+        scored = logits[:, :-1].log_softmax(-1).gather(2, labels.clamp(min=0))
+        scored[labels != IGNORED].sum().backward()
+
+    called = packing(model, completion=int(completion_B.max()), vocabulary=vocabulary)
+    model.zero_grad(set_to_none=False)
+    chunked = memory(training_pass(called, batch)).max()
+    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad(set_to_none=False)
+    unchunked = memory(whole).max()
+    assert unchunked > 2 * 4 * tokens * vocabulary
+    assert chunked <= 0.25 * unchunked
+    for name, parameter in model.named_parameters():
+        scale = parameter.grad.abs().max().clamp(min=1e-3)
+        assert (found[name] - parameter.grad).abs().max() <= 1e-5 * scale, name
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("spread", [0.05, 0.4])
+def test_the_peak_is_not_above_that_of_padded_rows(attention: str, spread: float) -> None:
+    """Whatever the lengths are, nearly equal ones too, and with scores of all heads kept.
+
+    Of its own a packed token takes about 100 bytes of indices, and rotary angles, which are no
+    longer the same in every row; once for all layers. A model of width 32 would see them.
+    """
+    wide = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 512}
+    wide |= {"num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 4}
+    model = build(transformers.LlamaConfig(**{**GATED, **wide}), attention)
+    model.zero_grad(set_to_none=False)
+    rng = np.random.default_rng(0)
+    completion_B = np.clip(rng.normal(100 * (1 - spread), 100 * spread, 32), 5, 100).astype(int)
+    completion_B[0] = 100
+    batch = lengths_batch(np.full(32, 20), completion_B, vocabulary=VOCABULARY)
+    form = Form.of(model.config)
+    packed_model = PackedModel(model, form=form, completion=100, vocabulary=VOCABULARY)
+    training_pass(model, batch)()  # gradients exist
+    with packed.small_tiles(VOCABULARY, 32 * 120):  # else padded rows take 0.5 GB for these alone
+        as_padded = memory(training_pass(model, batch)).max()
+    as_packed = memory(training_pass(packed_model, batch)).max()
+    assert as_packed <= as_padded * (1.005 if spread < 0.1 else 0.8)
+
+
+def test_memory_does_not_creep_up() -> None:
+    """200 batches of mixed lengths: what is alive after each does not grow."""
+    model, rng = build(MODELS["qwen3"], "sdpa"), np.random.default_rng(0)
+    model.zero_grad(set_to_none=False)
+
+    def some_batches(count: int) -> None:
+        for _ in range(count):
+            completion_B = rng.integers(1, 30, 6)
+            batch = lengths_batch(np.full(6, 5), completion_B, vocabulary=VOCABULARY)
+            called = packing(model, completion=int(completion_B.max()), hidden=64)
+            training_pass(called, batch)()
+
+    some_batches(20)
+    left = memory(lambda: some_batches(180))
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert left[-1] <= 0.02 * (2 * parameters + left.max())

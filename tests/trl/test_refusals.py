@@ -70,9 +70,12 @@ def test_impossible_options(tmp_path: Path, options: dict[str, Any], message: st
 
 def test_inexact_losses_are_allowed_when_nothing_is_pruned(tmp_path: Path) -> None:
     for keep in (1.0, "shadow"):
-        assert config(tmp_path, completion_keep=keep, top_entropy_quantile=0.8).decides == (
-            keep == "shadow"
-        )
+        given = config(tmp_path, completion_keep=keep, top_entropy_quantile=0.8, packing="auto")
+        assert given.decides == (keep == "shadow")
+    auto = config(tmp_path, completion_keep=1.0, top_entropy_quantile=0.8, packing="auto")
+    assert not auto.packs_unpruned  # it would change what is trained
+    with pytest.raises(ConfigurationError, match="packing='none'"):
+        config(tmp_path, completion_keep=1.0, top_entropy_quantile=0.8, packing="varlen")
 
 
 def test_an_unknown_loss_is_never_guessed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Real runs of a tiny transformer with pruning on, and its gradient averaged over every outcome."""
 
+import dataclasses
 import importlib.resources
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from peft import LoraConfig
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from dppo.packing.layout import Price
 from dppo.tasks import load_builtin_tokenizer
+from dppo.trl.packed import form_of
 
 from .conftest import (
     Script,
@@ -53,7 +56,7 @@ def union_kept(decision: Any) -> np.ndarray:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("packing", ["auto", "none"])
+@pytest.mark.parametrize("packing", ["bucket", "none"])
 def test_every_schedule(tmp_path: Path, options: dict[str, Any], packing: str) -> None:
     run = trainer(
         tmp_path, **{"max_steps": 4, "packing": packing, "completion_keep": 0.4, **options}
@@ -498,6 +501,12 @@ def gradient(run: Any, steps: int) -> dict[str, Tensor]:
 
 def prepared(run: Any) -> Any:
     run.create_optimizer_and_scheduler(1)
+    if getattr(run.args, "packing", None) == "varlen":
+        form = form_of(run)
+        assert form is not None
+        assert form.shares
+        # Tokens are so dear that completions share their prompt.
+        run._form = dataclasses.replace(form, price=Price(hidden=9999))
     run.model.train()
     return run
 
@@ -508,6 +517,13 @@ GRADIENTS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"loss_type": "dr_grpo"},
     "sequence level": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
     "truncation": {"mask_truncated_completions": True},
+    "packed": {"packing": "varlen"},
+    "packed, truncation": {"packing": "varlen", "mask_truncated_completions": True},
+    "packed adapter with KL": {"packing": "varlen", "peft_config": LORA, "beta": 0.1},
+    "packed, sequence level": {
+        **{"packing": "varlen", "loss_type": "grpo", "importance_sampling_level": "sequence"}
+    },
+    "packed, checkpointing": {"packing": "varlen", "gradient_checkpointing": True},
     "adapter with KL": {"peft_config": LORA, "beta": 0.1, "packing": "none"},
     "checkpointing": {"gradient_checkpointing": True},
     "columns in multiples": {"pad_to_multiple_of": 4},
@@ -530,7 +546,7 @@ def test_the_average_gradient_is_the_hosts(
     """
     options = {"rows": 2, **GRADIENTS[name]}
     micro_batch = options.pop("rows")
-    pruning = {"packing": options.pop("packing", "auto"), "completion_keep": 0.4}
+    pruning = {"packing": options.pop("packing", "bucket"), "completion_keep": 0.4}
     completions = random_completions(8, seed=11)
 
     def tokenizer() -> Any:

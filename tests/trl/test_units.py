@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, Qwen3Config
 
+from dppo.packing.layout import Price
 from dppo.tasks import load_builtin_tokenizer
 from dppo.trl import rows, schedule
 from dppo.trl.clock import PhaseClock
@@ -435,15 +436,25 @@ def test_bins_by_tokens_are_alike_on_all_ranks(ranks: int) -> None:
         length_N = rng.integers(1, 40, ranks * 12)
         here_N = rng.random(ranks * 12) < rng.random()
         geometry = schedule.Geometry(ranks, 3, 4, 1, 4)
+        prompt_N = np.minimum(rng.integers(1, 9, ranks * 3), length_N.reshape(-1, 4).min(axis=1))
+        group_N = np.arange(ranks * 12) // 4
+        shares = bool(rng.integers(0, 2))
         capacity, at_least = int(rng.integers(30, 200)), int(rng.integers(0, 2))
+        room = schedule.Room(
+            capacity=capacity,
+            price=Price(1000),
+            shares=shares,
+            prompt_N=prompt_N[group_N],
+            completion_N=length_N - prompt_N[group_N],
+            group_N=group_N,
+        )
         every = [
             schedule.row_bins(
                 here_N,
                 -length_N,
-                length_N,
                 geometry=geometry,
                 rank=rank,
-                capacity=capacity,
+                room=room,
                 most=4,
                 at_least=at_least,
             )
@@ -456,18 +467,44 @@ def test_bins_by_tokens_are_alike_on_all_ranks(ranks: int) -> None:
             real = [rows[rows != schedule.PADDING] for rows in bins]
             held = sorted(row for rows in real for row in rows.tolist())
             assert held == np.flatnonzero(here_N[rank * 12 : (rank + 1) * 12]).tolist()
-            loads = [int(length_N[rank * 12 + rows].sum()) for rows in real]
+            loads = [room_load(room, rank * 12 + rows) for rows in real]
             heaviest.append(max(loads, default=0))
             cut_by_tokens.append(all(len(rows) <= 3 for rows in bins))
         # Over the capacity only where as many rows as before are taken instead.
-        assert max(heaviest) <= capacity or all(cut_by_tokens)
+        assert max(heaviest) <= max(capacity, length_N.max()) or all(cut_by_tokens)
 
 
 def test_bins_by_tokens_differ_by_less_than_the_longest_row() -> None:
     length_N = np.array([9, 8, 7, 6, 5, 4, 3, 2, 1, 1])
-    (bins,) = schedule.dense_bins([np.arange(10)], length_N, capacity=24, most=5) or [[]]
+    (bins,) = schedule.dense_bins([np.arange(10)], apart(length_N, capacity=25), most=5) or [[]]
     loads = [int(length_N[rows].sum()) for rows in bins]
     assert sum(loads) == 46
     assert len(loads) == 2
     assert max(loads) - min(loads) <= 1
-    assert schedule.dense_bins([np.arange(10)], length_N, capacity=10, most=4) is None
+    assert schedule.dense_bins([np.arange(10)], apart(length_N, capacity=10), most=4) is None
+
+
+def test_completions_to_one_prompt_share_a_bin_where_that_saves_most() -> None:
+    prompt_N, group_N = np.full(32, 40), np.arange(32) // 8
+    room = schedule.Room(150, Price(10_000), True, prompt_N, np.full(32, 10), group_N)
+    (bins,) = schedule.dense_bins([np.arange(32)], room, most=16) or [[]]
+    assert len(bins) == 4
+    assert all(len(set(group_N[rows].tolist())) == 1 for rows in bins)
+    # Attention to a wide row would cost more than short prompts do.
+    prompt_N, completion_N = np.full(32, 4), np.full(32, 46)
+    room = schedule.Room(160, Price(1), True, prompt_N, completion_N, group_N)
+    (bins,) = schedule.dense_bins([np.arange(32)], room, most=16) or [[]]
+    assert len(bins) == 11
+    assert room_load(room, bins[0]) == 150
+
+
+def apart(length_N: Any, *, capacity: int) -> schedule.Room:
+    """Rows that share nothing."""
+    group_N = np.arange(len(length_N))
+    return schedule.Room(capacity, Price(), False, np.ones_like(group_N), length_N - 1, group_N)
+
+
+def room_load(room: schedule.Room, rows: Any) -> int:
+    """Tokens of rows that are laid as they are meant to be."""
+    (unit,) = room.units([rows])
+    return int(unit.tokens_T.sum())

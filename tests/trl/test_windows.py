@@ -731,6 +731,7 @@ def test_the_papers_rates_can_be_overridden(tmp_path: Path) -> None:
 
 def test_the_papers_rules_train(tmp_path: Path) -> None:
     options = {**OPTIONS, "num_generations": 2, "max_steps": 12, "loss_type": "dr_grpo"}
+    options["packing"] = "bucket"
     args = DPPOConfig.paper(str(tmp_path), **options)
     tokenizer = load_builtin_tokenizer()
     run = DPPOTrainer(

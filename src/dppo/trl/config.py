@@ -208,7 +208,7 @@ class DPPOConfig(GRPOConfig):
         super().__post_init__()
         self.prune_config()
         config_checks.check_annealing(self)
-        if self.prunes:
+        if self.prunes or self.packs_unpruned:
             config_checks.check_exact(self)
         if self.prunes_prompts:
             config_checks.check_prompt_phase(self)
@@ -274,6 +274,16 @@ class DPPOConfig(GRPOConfig):
     def prunes(self) -> bool:
         """Whether anything is pruned; not in shadow mode."""
         return self.prunes_completions or self.prunes_prompts
+
+    @property
+    def packs_unpruned(self) -> bool:
+        """Whether rows are to be packed though nothing is pruned.
+
+        "auto" leaves alone what packing would change, as pruning would; by name it is refused.
+        """
+        if self.completion_keep != 1.0 or self.prunes_prompts or self.packing == "none":
+            return False
+        return self.packing != "auto" or not config_checks.couples_rows(self)
 
     @property
     def decides(self) -> bool:

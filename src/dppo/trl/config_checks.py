@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from dppo.errors import ConfigurationError
+from dppo.errors import ConfigurationError, UnsupportedLossError
 from dppo.estimator.weights import check_prompt_pruning, loss_denominator
 
 
@@ -33,17 +33,26 @@ def completion_keep(value: float | str | None) -> float | str:
 def check_exact(config: Any) -> None:
     """Refuse what couples the rows of a batch, so that no weight per row makes it exact."""
     loss_denominator(config.loss_type)
-    off = "or switch pruning off (completion_keep=1.0, prompt_keep=1.0)"
+    off = "or switch pruning and packing off (completion_keep=1.0, prompt_keep=1.0, packing='none')"
     if config.top_entropy_quantile < 1:
         raise ConfigurationError(
             f"top_entropy_quantile={config.top_entropy_quantile} picks tokens by a quantile over "
-            f"the micro-batch, which pruning changes; set it to 1.0, {off}"
+            f"the micro-batch, which pruning and packing change; set it to 1.0, {off}"
         )
     if config.use_adaptive_entropy:
         raise ConfigurationError(
             "use_adaptive_entropy=True steers by the entropy of the rows it sees, which pruning "
-            f"changes; use a fixed entropy_coef, {off}"
+            f"and packing change; use a fixed entropy_coef, {off}"
         )
+
+
+def couples_rows(config: Any) -> bool:
+    """Whether `check_exact` would refuse."""
+    try:
+        check_exact(config)
+    except (ConfigurationError, UnsupportedLossError):
+        return True
+    return False
 
 
 def check_annealing(config: Any) -> None:

@@ -45,6 +45,9 @@ ATTRIBUTES = (
 )
 """Every attribute of a constructed `GRPOTrainer` that is read or written."""
 
+HEAD_TILE = "_CHUNKED_LOGPROB_CHUNK_SIZE"
+"""Words of the vocabulary that the host's head computes at once (`packed.small_tiles`)."""
+
 
 def check_host() -> None:
     """Check version and signatures.
@@ -60,9 +63,15 @@ def check_host() -> None:
             "dppo.trl needs TRL, which is not installed; install dppo with its extra 'trl'"
         ) from None
     check_version(installed)
-    from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: PLC0415 - its version fits
+    from trl.trainer import utils  # noqa: PLC0415 - its version fits
+    from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: PLC0415
 
     check_signatures(GRPOTrainer)
+    if not isinstance(getattr(utils, HEAD_TILE, None), int):
+        raise UnsupportedHostError(
+            f"trl.trainer.utils has no {HEAD_TILE}, by which the memory of packed rows is bounded; "
+            f"install trl>={LOWEST},<{BELOW} unmodified"
+        )
 
 
 def check_version(installed: str) -> None:

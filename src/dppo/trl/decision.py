@@ -17,7 +17,7 @@ from dppo.estimator.sizes import DEFAULT_ADVANTAGE_FLOOR
 from dppo.estimator.weights import Kind, loss_denominator, prompt_phase_factor
 from dppo.pruner import DROP_REASONS, Pruner
 from dppo.trl import schedule
-from dppo.trl.schedule import Geometry, MicroBatch, Segment
+from dppo.trl.schedule import Geometry, MicroBatch, Room, Segment
 from dppo.trl.windows import Window
 from dppo.types import CompletionChoice
 
@@ -91,6 +91,8 @@ class Decision:
     rewards_PG: NDArray[np.floating[Any]]
     window: Window | None
     """The candidates whose prompts these are, if prompts were drawn."""
+    capacity: int | None = None
+    """Tokens of a packed micro-batch."""
 
     def prompt_factor(self, kind: Kind) -> float:
         """What to multiply gradients by, because the host divides by what was rolled out."""
@@ -117,10 +119,21 @@ class Decision:
     @property
     def padded_density(self) -> float:
         """Real per computed tokens of the host's path, which pads the whole generation alike."""
+        width, length_N = self._padded
+        return float(length_N.sum()) / (width * length_N.size) if width else 1.0
+
+    @property
+    def padded_attended(self) -> float:
+        """Pairs of tokens for which it computes attention, per pair of which one sees the other."""
+        width, length_N = self._padded
+        pairs = float((length_N * (length_N + 1)).sum()) / 2
+        return width**2 * length_N.size / pairs if pairs else 1.0
+
+    @property
+    def _padded(self) -> tuple[int, NDArray[np.int64]]:
         rows = self.rows
         width = int(rows.prompt_tokens.max() + rows.completion_tokens.max())
-        real = int(rows.prompt_tokens.sum() + rows.completion_tokens.sum())
-        return real / (width * rows.prompt_tokens.size) if width else 1.0
+        return width, rows.prompt_tokens + rows.completion_tokens
 
     @property
     def observed_PG(self) -> NDArray[np.floating[Any]]:
@@ -244,7 +257,7 @@ def decide(
     loss_type: str,
     other_terms: bool,
     sort: bool,
-    capacity: int | None = None,
+    room: Room | None = None,
     keep: float | None = None,
     window: Window | None = None,
 ) -> Decision:
@@ -261,7 +274,7 @@ def decide(
         loss_type: The host's.
         other_terms: Whether a term of the loss (KL, entropy) acts where the advantage is 0.
         sort: Whether rows of like length share micro-batches.
-        capacity: Tokens of a micro-batch, where its rows are packed; None: as many rows as before.
+        room: Of a micro-batch, where its rows are packed; None: as many rows as before.
         keep: Rate in place of the configured one.
         window: The candidates that the prompts were drawn from.
     """
@@ -307,7 +320,7 @@ def decide(
             geometry=geometry,
             rank=rank,
             sort=sort,
-            capacity=capacity,
+            room=room,
         )
     ]
     return Decision(
@@ -318,9 +331,10 @@ def decide(
         segments=cut,
         micro_step_N=micro_step_N,
         micro_batches=micro_batches,
-        scoring_bins=_scoring_bins(choices, length_N, geometry, rank, capacity),
+        scoring_bins=_scoring_bins(choices, length_N, geometry, rank, room),
         rewards_PG=told.rewards_PG,
         window=window,
+        capacity=None if room is None else room.capacity,
     )
 
 
@@ -337,14 +351,13 @@ def _scoring_bins(
     length_N: NDArray[np.int64],
     geometry: Geometry,
     rank: int,
-    capacity: int | None,
+    room: Room | None,
 ) -> list[NDArray[np.int64]]:
     return schedule.row_bins(
         np.logical_or.reduce([c.kept.ravel() for c in choices]),
         -length_N,
-        length_N,
         geometry=geometry,
         rank=rank,
-        capacity=capacity,
+        room=room,
         most=geometry.steps_per_generation,
     )

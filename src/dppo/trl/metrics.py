@@ -63,6 +63,7 @@ def log_decision(trainer: Any) -> None:
         counts = [choice.dropped[reason] for choice in decision.choices]
         logged[f"dppo/dropped/{reason}"].append(sum(counts) / len(counts))
     logged["dppo/tokens/density_padded"].append(decision.padded_density)
+    logged["dppo/pairs/attended_padded"].append(decision.padded_attended)
     logged["dppo/reward/ht"].append(decision.reward)
     if decision.window is not None:
         _log_prompts(trainer, decision)
@@ -110,11 +111,14 @@ def log_times(trainer: Any) -> None:
     logged = trainer._metrics["train"]
     for phase, seconds in trainer.clock.since_last().items():
         logged[f"dppo/time/{phase}"].append(seconds)
-    density = trainer._density
-    if density["computed"]:
-        logged["dppo/tokens/density"].append(density["real"] / density["computed"])
-        logged["dppo/forwards"].append(density["forwards"])
-    density.clear()
+    laid = trainer._density
+    if laid["computed"]:
+        logged["dppo/tokens/density"].append(laid["real"] / laid["computed"])
+        if laid["pairs"]:
+            logged["dppo/pairs/attended"].append(laid["attended"] / laid["pairs"])
+        logged["dppo/forwards"].append(laid["forwards"])
+        logged["dppo/forwards_padded"].append(trainer.args.gradient_accumulation_steps)
+    laid.clear()
     efficiency = _efficiency(trainer) if trainer.args.decides else None
     if efficiency is not None:
         logged["dppo/efficiency/predicted"].append(efficiency)

@@ -1,27 +1,32 @@
 """The packed forward: rows of a padded batch laid end to end in dense rows, computed, laid back.
 
 It stands in for the model in the host's log-prob function, so that the host's code stays what it
-is. A dense row holds several sequences; positions start at 0 with each, and from that the model's
-attention keeps them apart (transformers builds a block-causal mask from positions where no mask is
-given). Whether a model really does is checked, never assumed (`isolates`).
+is. Sequences in one row are kept apart
 
-What is padding is decided from the mask, never from token ids: pad may be the end of sequence.
+* by lengths, in one flat row, where attention takes them (flash attention);
+* by positions, which start at 0 with each sequence: transformers builds a block-causal mask from
+  them where no mask is given (sdpa, eager);
+* by a mask of our own, where completions share their prompt (sdpa, eager).
+
+Whether a model really keeps them apart is checked, never assumed (`form_of`). What is padding is
+decided from the mask, never from token ids: pad may be the end of sequence.
 
 Suffixes: `_B` rows of the padded batch, `_L` its columns, `_N` dense rows, `_W` their columns.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from trl.trainer import utils as head
 
-from dppo.packing import Packing, pack
+from dppo.packing.layout import Dense, Price, dense, flat
 
 logger = logging.getLogger(__name__)
 
@@ -30,62 +35,41 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where each real token of a padded batch lies in the dense rows."""
+class Form:
+    """How a model is called packed."""
 
-    source: Tensor
-    """Shape (tokens,). Index into the padded batch, flat."""
-    target: Tensor
-    """Shape (tokens,). Index into the dense rows, flat."""
-    position: Tensor
-    """Shape (tokens,). Place in its sequence."""
-    shape: tuple[int, int]
-    """Dense rows and their width."""
+    price: Price
+    """Of a token."""
+    flat: bool = False
+    """Attention takes the lengths of sequences in one row."""
+    shares: bool = True
+    """Attention takes a mask, so that completions may share a prompt."""
+    reach: int | None = None
+    """Longest sequence of which every token sees all before it (sliding window)."""
+    additive: bool = False
+    """The mask is added to the scores."""
 
     @classmethod
-    def of(cls, mask_BL: Tensor, *, window: int, hidden: int) -> "Layout":
-        """Lay out the tokens under `mask_BL`.
-
-        Dense rows are a whole number of times as wide as the longest sequence: wider ones have
-        less room to spare, but attention costs a token 1/6 width/hidden of all else.
+    def of(cls, config: Any, *, checkpointing: bool = False) -> "Form":
+        """As the configuration of a text model suggests; to be checked.
 
         Args:
-            mask_BL: Real tokens.
-            window: Of the packer.
-            hidden: Width of the model.
+            config: Of the model.
+            checkpointing: Whether one layer's activations are in memory at a time.
         """
-        lengths_B = mask_BL.sum(dim=1).cpu().numpy()
-        packing, width = _cheapest(lengths_B, window, hidden)
-        start_B = np.empty(len(lengths_B), dtype=np.int64)
-        for number, items in enumerate(packing.bins):
-            before = np.cumsum(lengths_B[items]) - lengths_B[items]
-            start_B[items] = number * width + before
-        row, column = mask_BL.nonzero(as_tuple=True)
-        position = mask_BL.long().cumsum(dim=1)[row, column] - 1
-        target = torch.from_numpy(start_B).to(mask_BL.device)[row] + position
-        source = row * mask_BL.shape[1] + column
-        return cls(source, target, position, (len(packing.bins), width))
-
-    def dense(self, values: Tensor, fill: int) -> Tensor:
-        """Values of the tokens in dense rows, shape (N, W); `fill` where there is none."""
-        rows = values.new_full((self.shape[0] * self.shape[1],), fill)
-        return rows.scatter(0, self.target, values).view(self.shape)
-
-
-WIDEST = 4
-"""Longest sequences that a dense row may hold."""
-
-
-def _cheapest(lengths_B: NDArray[np.int64], window: int, hidden: int) -> tuple[Packing, int]:
-    longest = max(int(lengths_B.max()), 1)
-    found: list[tuple[float, int, Packing]] = []
-    for times in range(1, WIDEST + 1):
-        packing = pack(lengths_B, capacity=times * longest, window=window)
-        width = max(int(lengths_B[items].sum()) for items in packing.bins)
-        computed = len(packing.bins) * max(width, 1)
-        found.append((computed * (1 + width / (6 * hidden)), max(width, 1), packing))
-    _, width, packing = min(found, key=lambda choice: choice[0])
-    return packing, width
+        text = config.get_text_config()
+        attention = str(getattr(text, "_attn_implementation", None))
+        layers = getattr(text, "num_hidden_layers", 1)
+        eager = attention == "eager"
+        heads = getattr(text, "num_attention_heads", 1) * (1 if checkpointing else layers)
+        reaches = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
+        return cls(
+            Price(getattr(text, "hidden_size", 1), layers, heads if eager else 0),
+            flat="flash" in attention,
+            shares=attention in {"sdpa", "eager"},
+            reach=min((reach for reach in reaches if reach is not None), default=None),
+            additive=eager,
+        )
 
 
 class PackedModel:
@@ -93,83 +77,263 @@ class PackedModel:
 
     Args:
         model: With the host's fused head: `model(..., shift_labels=, fused_lm_head=True)`.
+        form: How it is called.
+        completion: Columns of the completions; prompts are the columns before.
         window: Of the packer.
-        hidden: Width of the model; 1 keeps dense rows as narrow as they can be.
-        count: Told of the tokens that were real, and that were computed.
+        vocabulary: Size, to bound the memory of the host's head by; None: as it is.
+        capacity: Tokens whose memory may be used; None: the padded batch's.
+        count: Told of tokens and pairs of tokens, by name: `real`, `computed`, `pairs`, `attended`.
     """
 
     def __init__(
         self,
         model: Any,
         *,
-        window: int,
-        hidden: int = 1,
-        count: Callable[[int, int], None] | None = None,
+        form: Form,
+        completion: int,
+        window: int = 64,
+        vocabulary: int | None = None,
+        capacity: int | None = None,
+        count: Callable[[dict[str, int]], None] | None = None,
     ) -> None:
-        self._model, self._window, self._hidden, self._count = model, window, hidden, count
+        self._model, self._form, self._completion = model, form, completion
+        self._window, self._capacity, self._count = window, capacity, count
+        self._vocabulary = vocabulary
 
     def __call__(
         self, *, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **options: Any
     ) -> SimpleNamespace:
         """Log-probs (and entropies) as the model would return them for the padded batch."""
         mask_BL = attention_mask.bool() & (labels != IGNORED).any(dim=1, keepdim=True)
-        if not mask_BL.any():  # nothing to score; yet backward needs a graph
+        scored = bool(mask_BL.any())
+        if not scored:  # yet backward needs a graph
             mask_BL[0, -1] = True
-        layout = Layout.of(mask_BL, window=self._window, hidden=self._hidden)
+        sizes = self._sizes(input_ids, mask_BL)
+        layout = self._layout(*sizes, input_ids.shape)
+        tokens = Tokens.of(mask_BL, layout)
         # Of the token after each one, in its own row.
         following = torch.full_like(labels, IGNORED)
         following[:, :-1] = labels[:, 1:]
-        outputs = self._model(
-            input_ids=layout.dense(input_ids.reshape(-1)[layout.source], 0),
-            # A row's tail is sequences of one token, at position 0.
-            position_ids=layout.dense(layout.position, 0),
-            shift_labels=layout.dense(following.reshape(-1)[layout.source], IGNORED),
-            **options,
-        )
+        with small_tiles(self._vocabulary, layout.rows * layout.width):
+            outputs = self._model(
+                input_ids=tokens.dense(input_ids, 0),
+                # A row's tail is sequences of one token, at position 0.
+                position_ids=tokens.dense(tokens.position_BL, 0),
+                shift_labels=tokens.dense(following, IGNORED),
+                **self._apart(tokens, sizes),
+                **options,
+            )
         if self._count is not None:
-            self._count(len(layout.source), layout.shape[0] * layout.shape[1])
-
-        def padded(values_NW: Tensor | None) -> Tensor | None:
-            if values_NW is None:
-                return None
-            flat = values_NW.new_zeros(input_ids.numel())
-            flat = flat.scatter(0, layout.source, values_NW.reshape(-1)[layout.target])
-            return flat.view(input_ids.shape)[:, :-1]
-
+            self._count(self._counts(layout, sizes, scored=scored))
         return SimpleNamespace(
-            log_probs=padded(outputs.log_probs),
-            entropy=padded(outputs.entropy),
+            log_probs=tokens.padded(outputs.log_probs),
+            entropy=tokens.padded(outputs.entropy),
             aux_loss=getattr(outputs, "aux_loss", None),
         )
 
+    def _sizes(self, input_ids: Tensor, mask_BL: Tensor) -> tuple[Any, Any, Any]:
+        """Prompt and completion tokens of each row, and what is equal where prompts are."""
+        split = input_ids.shape[1] - self._completion
+        group_B = torch.arange(len(input_ids), device=input_ids.device)
+        if self._form.shares and split > 0:
+            prompts = input_ids[:, :split].masked_fill(~mask_BL[:, :split], -1)
+            group_B = torch.unique(prompts, dim=0, return_inverse=True)[1]
+        counts = torch.stack([mask_BL[:, :split].sum(1), mask_BL[:, split:].sum(1), group_B])
+        prompt_B, completion_B, group_B = counts.cpu().numpy()
+        return prompt_B, completion_B, group_B
 
-PROBE_LENGTHS = (7, 3, 5, 2)
-"""Sequences of the self-check: two dense rows, the second with three of them and a tail."""
+    def _layout(self, prompt_B: Any, completion_B: Any, group_B: Any, shape: Any) -> Dense:
+        if self._form.flat:
+            return flat(prompt_B, completion_B)
+        reach = self._form.reach
+        whole = reach is None or int((prompt_B + completion_B).max()) <= reach
+        tokens = int(np.prod(shape))
+        return dense(
+            prompt_B,
+            completion_B,
+            group_B,
+            price=self._form.price,
+            padded=(min(tokens, self._capacity or tokens), shape[1]),
+            shares=self._form.shares and whole,
+            window=self._window,
+        )
+
+    def _apart(self, tokens: "Tokens", sizes: tuple[Any, Any, Any]) -> dict[str, Any]:
+        """What keeps sequences apart beside their positions."""
+        layout = tokens.layout
+        if self._form.flat:
+            length_B = sizes[0] + sizes[1]
+            length_B = length_B[length_B > 0]
+            ends = torch.from_numpy(np.concatenate(([0], np.cumsum(length_B))).astype(np.int32))
+            ends, longest = ends.to(tokens.target.device), int(length_B.max())
+            return {
+                **{"cu_seq_lens_q": ends, "cu_seq_lens_k": ends},
+                **{"max_length_q": longest, "max_length_k": longest},
+            }
+        if not layout.shares:
+            return {}
+        mask = tokens.visible(np.where(tokens.branching_B, sizes[0] - 1, 0))
+        if self._form.additive:
+            dtype = next(self._model.parameters()).dtype
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+        return {"attention_mask": mask}
+
+    def _counts(
+        self, layout: Dense, sizes: tuple[Any, Any, Any], *, scored: bool
+    ) -> dict[str, int]:
+        length_B = (sizes[0] + sizes[1]) * scored
+        pairs, computed = int((length_B * (length_B + 1) // 2).sum()), layout.rows * layout.width
+        return {
+            "real": int(length_B.sum()),
+            "computed": computed,
+            "pairs": pairs,
+            "attended": pairs if self._form.flat else computed * layout.width,
+        }
 
 
-@torch.no_grad()
-def deviation(model: Any, *, vocabulary: int, device: Any) -> float:
-    """Largest difference of packed log-probs from those of each sequence alone, from position 0."""
+@contextmanager
+def small_tiles(vocabulary: int | None, tokens: int) -> Iterator[None]:
+    """Let the host's head hold no more scores at once than 256 tokens have, in this block.
+
+    It computes tiles of up to 4,096 tokens by 32,768 words, 0.5 GB before copies, and allocates
+    those also where the vocabulary is small.
+    """
+    if vocabulary is None:
+        yield
+        return
+    whole = head._CHUNKED_LOGPROB_CHUNK_SIZE
+    columns = max(256 * vocabulary // min(max(tokens, 1), 4096), 1024)
+    head._CHUNKED_LOGPROB_CHUNK_SIZE = min(columns, vocabulary, whole)
+    try:
+        yield
+    finally:
+        head._CHUNKED_LOGPROB_CHUNK_SIZE = whole
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens that are computed: where they are in the padded batch, and in the dense rows."""
+
+    layout: Dense
+    position_BL: Tensor
+    """Place in its sequence."""
+    row: Tensor
+    """Shape (tokens,). Row of the padded batch."""
+    source: Tensor
+    """Shape (tokens,). Index into the padded batch, flat."""
+    target: Tensor
+    """Shape (tokens,). Index into the dense rows, flat."""
+
+    @classmethod
+    def of(cls, mask_BL: Tensor, layout: Dense) -> "Tokens":
+        """Those under `mask_BL`, a shared prompt's once."""
+        device = mask_BL.device
+        first_B = torch.from_numpy(layout.first_B).to(device)
+        start_B = torch.from_numpy(layout.start_B).to(device)
+        position_BL = mask_BL.long().cumsum(dim=1) - 1
+        row, column = (mask_BL & (position_BL >= first_B[:, None])).nonzero(as_tuple=True)
+        target = start_B[row] + position_BL[row, column]
+        return cls(layout, position_BL, row, row * mask_BL.shape[1] + column, target)
+
+    def dense(self, values_BL: Tensor, fill: int) -> Tensor:
+        """Values of the tokens in dense rows, shape (N, W); `fill` where there is none."""
+        rows = values_BL.new_full((self.layout.rows * self.layout.width,), fill)
+        rows = rows.scatter(0, self.target, values_BL.reshape(-1)[self.source])
+        return rows.view(self.layout.rows, self.layout.width)
+
+    def padded(self, values_NW: Tensor | None) -> Tensor | None:
+        """Values of the tokens in the padded batch, but its last column; 0 where there is none."""
+        if values_NW is None:
+            return None
+        flat_values = values_NW.new_zeros(self.position_BL.numel())
+        flat_values = flat_values.scatter(0, self.source, values_NW.reshape(-1)[self.target])
+        return flat_values.view(self.position_BL.shape)[:, :-1]
+
+    @property
+    def branching_B(self) -> Any:
+        """Whether a row's prompt is shared."""
+        tree_B = self.layout.tree_B
+        return np.bincount(tree_B)[tree_B] > 1
+
+    def visible(self, shared_B: Any) -> Tensor:
+        """Shape (N, 1, W, W). Which token sees which: its prompt's, and its own branch's before it.
+
+        Args:
+            shared_B: Tokens of each row that others share.
+        """
+        device = self.target.device
+        tree_B, shared_B = (torch.from_numpy(a).to(device) for a in (self.layout.tree_B, shared_B))
+        in_prompt = self.position_BL < shared_B[:, None]
+        branch_BL = torch.arange(len(tree_B), device=device)[:, None].expand_as(in_prompt)
+        tree_NW = self.dense(tree_B[:, None].expand_as(in_prompt), -1)
+        branch_NW = self.dense(branch_BL.masked_fill(in_prompt, -1), -1)
+        seen = branch_NW[:, None] == -1
+        seen = seen | (branch_NW[:, None] == branch_NW[:, :, None])
+        seen &= tree_NW[:, None] == tree_NW[:, :, None]
+        return seen.tril_()[:, None]
+
+
+# -- the self-check --------------------------------------------------------------------------------
+
+PROBE = ((4, 3), (4, 2), (1, 2), (4, 1), (3, 4))
+"""Prompt and completion tokens of the self-check; prompts of equal length are equal."""
+
+
+def deviation(
+    model: Any, form: Form, *, vocabulary: int, device: Any, gradient: bool = True
+) -> float:
+    """Largest difference, packed from each sequence alone and unpadded, with positions from 0.
+
+    Of log-probs, and of the gradient of the first trainable parameter, which all layers reach,
+    relative to its largest entry.
+
+    Args:
+        model: With the host's fused head.
+        form: How to call it packed; where it shares prompts, so does the check.
+        vocabulary: Size.
+        device: Of the model.
+        gradient: Whether to compare gradients, which sharded parameters do not allow.
+    """
     rng = np.random.default_rng(0)
-    ids = [rng.integers(0, vocabulary, length).tolist() for length in PROBE_LENGTHS]
-    width = max(PROBE_LENGTHS)
-    padded = torch.tensor([[0] * (width - len(row)) + row for row in ids], device=device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
-    labels = padded.masked_fill(mask == 0, IGNORED)
+    widest = max(prompt for prompt, _ in PROBE), max(completion for _, completion in PROBE)
+    prompts = {n: rng.integers(0, vocabulary, n) for n in sorted({n for n, _ in PROBE})}
+    ids = torch.zeros((len(PROBE), sum(widest)), dtype=torch.long, device=device)
+    mask, labels = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
+    for row, (prompt, completion) in enumerate(PROBE):
+        drawn = np.concatenate((prompts[prompt], rng.integers(0, vocabulary, completion)))
+        here = slice(widest[0] - prompt, widest[0] + completion)
+        ids[row, here], mask[row, here] = torch.from_numpy(drawn).to(device), 1
+        labels[row, widest[0] : here.stop] = ids[row, widest[0] : here.stop]
+    # A high price of tokens: as few of them as can be.
+    cheap = replace(form, price=Price(hidden=1 << 20), reach=None)
+    packed = PackedModel(model, form=cheap, completion=widest[1])
+    parameter = next((p for p in model.parameters() if p.requires_grad), None)
     training = model.training
     model.eval()  # dropout would differ
     try:
-        packed = PackedModel(model, window=len(ids))(
-            input_ids=padded, attention_mask=mask, labels=labels, fused_lm_head=True
-        ).log_probs
-        largest = 0.0
-        for row, tokens in enumerate(ids):
-            alone = torch.tensor([tokens], device=device)
-            place = torch.arange(len(tokens), device=device)[None]
-            outputs = model(input_ids=alone, position_ids=place, labels=alone, fused_lm_head=True)
-            found = packed[row, width - len(tokens) :].float()
-            largest = max(largest, float((found - outputs.log_probs[0].float()).abs().max()))
-        return largest
+        with torch.set_grad_enabled(gradient and parameter is not None):
+            found = packed(
+                input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True
+            ).log_probs.float()
+            alone = torch.zeros_like(found)
+            for row, (prompt, completion) in enumerate(PROBE):
+                here = slice(widest[0] - prompt, widest[0] + completion)
+                place = torch.arange(prompt + completion, device=device)[None]
+                one = {"input_ids": ids[None, row, here], "labels": labels[None, row, here]}
+                outputs = model(**one, position_ids=place, fused_lm_head=True)
+                alone[row, here.start : here.stop - 1] = outputs.log_probs[0].float()
+            largest = float((found - alone).detach().abs().max())
+            if parameter is None or not found.requires_grad:
+                return largest
+            weight = torch.linspace(0.5, 2.0, len(PROBE), device=device)[:, None]
+            of_packed, of_alone = (
+                torch.autograd.grad((weight * values).sum(), parameter, allow_unused=True)[0]
+                for values in (found, alone)
+            )
+            if of_packed is None or of_alone is None:
+                return largest
+            scale = float(of_alone.abs().max().clamp(min=1e-6))
+            return max(largest, float((of_packed - of_alone).abs().max()) / scale)
     finally:
         model.train(training)
 
@@ -184,27 +348,56 @@ def tolerance(dtype: torch.dtype) -> float:
     return 10 * eps if eps > 1e-5 else 200 * eps
 
 
-def isolates(trainer: Any) -> bool:
-    """Whether the trainer's model keeps packed sequences apart, on every rank; said if not."""
-    args, model = trainer.args, trainer.model_wrapped
-    dtype = next(model.parameters()).dtype
-    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else dtype
-    device = trainer.accelerator.device
-    vocabulary = trainer.model.config.get_text_config().vocab_size
-    try:
-        with trainer.accelerator.autocast():
-            found = deviation(model, vocabulary=vocabulary, device=device)
-        why = f"log-probs are off by {found:.2g}"
-    except Exception as error:  # whatever a model's code raises: it is a question, not a step
-        found, why = float("inf"), f"it cannot be called packed: {type(error).__name__}: {error}"
-    apart = torch.tensor([found <= tolerance(dtype)], device=device)
-    if trainer.accelerator.gather(apart).all():
-        return True
+def form_of(trainer: Any) -> Form | None:
+    """How the trainer's model is called packed, on every rank; None, and said why, if it is not."""
+    args, accelerator = trainer.args, trainer.accelerator
+    policy = accelerator.unwrap_model(trainer.model)
+    form = Form.of(trainer.model.config, checkpointing=bool(args.gradient_checkpointing))
+    why = _unpackable(trainer, policy)
+    if why is None:
+        why = _check(trainer, replace(form, shares=False))
+    if why is None:
+        problem = _check(trainer, form) if form.shares else None
+        if problem is None:
+            return form
+        logger.warning("packing: completions do not share their prompt: %s", problem)
+        return replace(form, shares=False)
     attention = getattr(trainer.model.config, "_attn_implementation", "its")
     logger.warning(
-        "packing='varlen' is not right for %s with %s attention (%s); rows of like length share "
-        "micro-batches instead, as with packing='bucket'",
-        *(type(trainer.accelerator.unwrap_model(trainer.model)).__name__, attention),
-        why if not apart.item() else "on another process",
+        "rows are not packed, which is not right for %s with %s attention: %s. Rows of like length "
+        "share micro-batches instead, as with packing='bucket'",
+        *(type(policy).__name__, attention, why),
     )
-    return False
+    return None
+
+
+def _unpackable(trainer: Any, policy: Any) -> str | None:
+    """Why a model cannot be packed whatever its attention does, if so."""
+    if trainer._is_vlm:
+        return "images are laid out by its own code"
+    adapters = getattr(policy, "peft_config", {})
+    if any(getattr(adapter, "is_prompt_learning", False) for adapter in adapters.values()):
+        return "a prompt-learning adapter puts its virtual tokens before each row"
+    return None
+
+
+def _check(trainer: Any, form: Form) -> str | None:
+    """None if the form is right on every rank, or what is wrong."""
+    args, accelerator = trainer.args, trainer.accelerator
+    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    # A wrapper for data parallelism would wait for a backward pass.
+    model = trainer.model_wrapped if sharded else accelerator.unwrap_model(trainer.model)
+    dtype = next(model.parameters()).dtype
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else dtype
+    vocabulary = trainer.model.config.get_text_config().vocab_size
+    options = {"vocabulary": vocabulary, "device": accelerator.device, "gradient": not sharded}
+    try:
+        with accelerator.autocast():
+            found = deviation(model, form, **options)
+        why = f"log-probs or gradients are off by {found:.2g}"
+    except Exception as error:  # whatever a model's code raises: it is a question, not a step
+        found, why = float("inf"), f"it cannot be called packed: {type(error).__name__}: {error}"
+    right = torch.tensor([found <= tolerance(dtype)], device=accelerator.device)
+    if accelerator.gather(right).all():
+        return None
+    return why if not right.item() else "it is not right on another process"

@@ -43,7 +43,8 @@ class LineUp(TrainerCallback):
         trainer._window_position, trainer._window_loss = 0, 0.0
         trainer._averages = full_batch.StepAverages()
         trainer._density.clear()
-        trainer._packs = args.packing == "varlen" and packed.isolates(trainer)
+        packs = trainer._plans and args.packing in {"auto", "varlen"}
+        trainer._form = packed.form_of(trainer) if packs else None
         self.epoch = 0
         if trainer._resumed is None and trainer._generation == 0:
             # Whoever has looked at the loader has drawn windows.
@@ -55,7 +56,7 @@ class LineUp(TrainerCallback):
         """Number the epoch's generations, before the loader asks for their prompts."""
         trainer, resumed = self.trainer, self.trainer._resumed
         trainer._resumed = None
-        if not args.prunes:
+        if not trainer._plans:
             return
         loader = trainer.callback_handler.train_dataloader
         steps_done, batches_done = 0, 0

@@ -58,6 +58,22 @@ def _blank(batch: dict[str, Any], padding_R: Tensor) -> dict[str, Any]:
     return batch
 
 
+def counts(mask_RL: Tensor, shape: tuple[int, ...]) -> dict[str, int]:
+    """Tokens and pairs of them of a padded micro-batch, see `packed.PackedModel`.
+
+    Args:
+        mask_RL: Real tokens.
+        shape: Of what is computed, `mask_RL` and padding rows.
+    """
+    length_R = mask_RL.sum(dim=1)
+    return {
+        "real": int(length_R.sum()),
+        "computed": shape[0] * shape[1],
+        "pairs": int((length_R * (length_R + 1) // 2).sum()),
+        "attended": shape[0] * shape[1] ** 2,
+    }
+
+
 def trim(batch: dict[str, Any], *, left: bool, multiple: int | None) -> dict[str, Any]:
     """Cut columns that are padding in every row.
 

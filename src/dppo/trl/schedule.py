@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dppo.estimator.designs import generator
+from dppo.packing.layout import Price, Trees, share, trees
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -146,41 +147,78 @@ def even_bins(rows: Ints, *, most: int, capacity: int, at_least: int = 0) -> lis
     return np.split(padded, ends[:-1])
 
 
+@dataclass(frozen=True)
+class Room:
+    """What a packed micro-batch holds."""
+
+    capacity: int
+    """Tokens."""
+    price: Price
+    shares: bool
+    """Whether completions to one prompt may be computed with it once."""
+    prompt_N: Ints
+    """Shape (N,). Prompt tokens of each row."""
+    completion_N: Ints
+    group_N: Ints
+    """Shape (N,). Which prompt."""
+
+    @property
+    def filled(self) -> int:
+        """Tokens to put in: dense rows are a little wider than what lies in them."""
+        return max(int(self.capacity * 0.97), int((self.prompt_N + self.completion_N).max()), 1)
+
+    def units(self, rows_W: Sequence[Ints]) -> list[Trees]:
+        """Rows of every rank, grouped where they are better computed together."""
+
+        def of(rows: Ints) -> tuple[Ints, Ints, Ints]:
+            return self.prompt_N[rows], self.completion_N[rows], self.group_N[rows]
+
+        most = share(*of(np.concatenate(rows_W)), price=self.price) if self.shares else 1
+        found = [trees(*of(rows), most=most, longest=self.filled) for rows in rows_W]
+        return [
+            Trees([rows[members] for members in unit.members_T], unit.tokens_T)
+            for rows, unit in zip(rows_W, found, strict=True)
+        ]
+
+
 def dense_bins(
-    rows_W: Sequence[Ints], length_N: Ints, *, capacity: int, most: int, at_least: int = 0
+    rows_W: Sequence[Ints], room: Room, *, most: int, at_least: int = 0
 ) -> list[list[Ints]] | None:
     """Split the rows of every rank into bins of about equal tokens, as few as hold them.
 
     The number of bins, and the rows of a bin, are the same on all ranks (filled up with `PADDING`,
-    which a packed forward does not compute). Longest row first, into the emptiest bin.
+    which a packed forward does not compute). Largest unit first, into the emptiest bin.
 
     Args:
         rows_W: Of each rank, global indices.
-        length_N: Shape (N,). Tokens of each row.
-        capacity: Tokens of a bin.
+        room: Of a bin.
         most: Bins there may be.
         at_least: Bins there must be.
 
     Returns:
         The bins of each rank; None if `most` bins do not hold them.
     """
-    tokens = max(int(length_N[rows].sum()) for rows in rows_W)
-    for count in range(max(-(-tokens // capacity), at_least), most + 1):
-        split = [_balanced(rows, length_N, count) for rows in rows_W]
-        heaviest = max((int(length_N[b].sum()) for bins in split for b in bins), default=0)
-        if heaviest <= capacity:
-            sizes = [max(1, *(len(bins[i]) for bins in split)) for i in range(count)]
-            return [[_filled(b, n) for b, n in zip(bins, sizes, strict=True)] for bins in split]
+    units = room.units(rows_W)
+    tokens = max(int(unit.tokens_T.sum()) for unit in units)
+    for count in range(max(-(-tokens // room.filled), at_least), most + 1):
+        split = [_balanced(unit, count) for unit in units]
+        if all(load <= room.filled for bins in split for load, _ in bins):
+            sizes = [max(1, *(len(bins[i][1]) for bins in split)) for i in range(count)]
+            return [
+                [_filled(b, n) for (_, b), n in zip(bins, sizes, strict=True)] for bins in split
+            ]
     return None
 
 
-def _balanced(rows: Ints, length_N: Ints, count: int) -> list[Ints]:
-    """`count` bins, the heaviest first (longest processing time first; Graham 1969)."""
-    bins: list[tuple[int, int, list[int]]] = [(0, number, []) for number in range(count)]
-    for row in rows[np.argsort(-length_N[rows], kind="stable")].tolist():
-        load, number, items = heapq.heappop(bins)
-        heapq.heappush(bins, (load + int(length_N[row]), number, [*items, row]))
-    return [np.array(items, dtype=np.int64) for _, _, items in sorted(bins, reverse=True)]
+def _balanced(units: Trees, count: int) -> list[tuple[int, Ints]]:
+    """Load and rows of `count` bins, heaviest first (longest processing time; Graham 1969)."""
+    bins: list[tuple[int, int, list[Ints]]] = [(0, number, []) for number in range(count)]
+    for unit in np.argsort(-units.tokens_T, kind="stable").tolist():
+        load, number, members = heapq.heappop(bins)
+        members = [*members, units.members_T[unit]]
+        heapq.heappush(bins, (load + int(units.tokens_T[unit]), number, members))
+    nothing = np.zeros(0, dtype=np.int64)
+    return [(load, np.concatenate([nothing, *members])) for load, _, members in sorted(bins)[::-1]]
 
 
 def _filled(rows: Ints, size: int) -> Ints:
@@ -190,11 +228,10 @@ def _filled(rows: Ints, size: int) -> Ints:
 def row_bins(
     here_N: Bools,
     key_N: Ints,
-    length_N: Ints,
     *,
     geometry: Geometry,
     rank: int,
-    capacity: int | None,
+    room: Room | None,
     most: int,
     at_least: int = 0,
 ) -> list[Ints]:
@@ -203,10 +240,9 @@ def row_bins(
     Args:
         here_N: Shape (N,). Which rows.
         key_N: Shape (N,). In which order, where bins are cut by rows.
-        length_N: Shape (N,). Tokens of each row.
         geometry: The sizes.
         rank: Whose bins to return.
-        capacity: Tokens of a bin; None: `micro_batch` rows.
+        room: Of a bin, where it is packed; None: `micro_batch` rows.
         most: Bins there may be.
         at_least: Bins there must be.
 
@@ -215,9 +251,9 @@ def row_bins(
     """
     rows_W = [np.flatnonzero(here_B) for here_B in here_N.reshape(geometry.ranks, geometry.rows)]
     start = rank * geometry.rows
-    if capacity is not None:
+    if room is not None:
         of_all = [rows + r * geometry.rows for r, rows in enumerate(rows_W)]
-        dense = dense_bins(of_all, length_N, capacity=capacity, most=most, at_least=at_least)
+        dense = dense_bins(of_all, room, most=most, at_least=at_least)
         if dense is not None:
             return [np.where(rows == PADDING, PADDING, rows - start) for rows in dense[rank]]
     mine = rows_W[rank]
@@ -240,7 +276,7 @@ def layout(
     geometry: Geometry,
     rank: int,
     sort: bool,
-    capacity: int | None = None,
+    room: Room | None = None,
 ) -> list[MicroBatch | None]:
     """Lay the survivors of a segment out over its micro-steps, as few as will hold them.
 
@@ -259,17 +295,16 @@ def layout(
         geometry: The sizes.
         rank: Whose micro-batches to return.
         sort: Longest first, so that rows of like length share a micro-batch; else random order.
-        capacity: Tokens of a micro-batch, where its rows are packed; None: as many rows as before.
+        room: Of a micro-batch, where its rows are packed; None: as many rows as before.
     """
     position_N = segment.iteration * geometry.steps_per_generation + micro_step_N
     here_N = kept_N & (position_N >= segment.first) & (position_N < segment.last)
     bins = row_bins(
         here_N,
         -length_N if sort else micro_step_N,
-        length_N,
         geometry=geometry,
         rank=rank,
-        capacity=capacity,
+        room=room,
         most=segment.last - segment.first,
         at_least=int(segment.closes),
     )

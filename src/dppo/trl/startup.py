@@ -142,10 +142,11 @@ def check_model(trainer: Any) -> None:
             "pruning changes; set router_aux_loss_coef=0, or switch pruning off "
             "(completion_keep=1.0, prompt_keep=1.0)"
         )
-    if trainer.args.packing == "varlen" and trainer.aux_loss_enabled:
+    if trainer.args.packing in {"varlen", "bucket"} and trainer.aux_loss_enabled:
         raise ConfigurationError(
-            "the router's auxiliary loss would count the tokens that fill up packed rows; set "
-            "router_aux_loss_coef=0, or packing='bucket'"
+            "the router's auxiliary loss is a statistic of the tokens of a micro-batch, which "
+            f"packing={trainer.args.packing!r} changes; set router_aux_loss_coef=0, or "
+            "packing='none'"
         )
     signal = trainer.args.signal_reward
     if signal is not None:
@@ -169,6 +170,14 @@ def check_model(trainer: Any) -> None:
             )
     if trainer.beta != 0:
         logger.info("KL reference: %s", describe_reference(trainer))
+
+
+def packs_unpruned(trainer: Any) -> bool:
+    """Whether micro-batches are packed though nothing is pruned, which must change no statistic."""
+    args = trainer.args
+    if args.packing != "auto":
+        return args.packs_unpruned
+    return args.packs_unpruned and not trainer.aux_loss_enabled and not trainer._is_vlm
 
 
 def active_dropout(model: nn.Module) -> list[str]:

@@ -41,8 +41,10 @@ from dppo.trl import (
 from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
 from dppo.trl.decision import Basis, Decision, Rows, Signal, decide, signal
+from dppo.trl.packed import Form
 from dppo.trl.recorder import record_generation
 from dppo.trl.rollout import Rollout
+from dppo.trl.schedule import Room
 from dppo.trl.settle import settle, without
 from dppo.trl.totals import Totals
 from dppo.trl.weighted import WeightedPasses
@@ -183,7 +185,7 @@ class DPPOTrainer(WeightedPasses):
             output = super()._generate_and_score_completions(inputs)
         finally:
             self._rollout = None
-        if self.args.signal_reward is not None and not self.args.prunes:
+        if self.args.signal_reward is not None and not self._plans:
             told = self._told(rollout.scored.float().cpu().numpy())
             dead = np.repeat(told.dead_P, self.num_generations)
             output["advantages"] = without(
@@ -196,7 +198,7 @@ class DPPOTrainer(WeightedPasses):
             self._totals.add_unpruned(tokens, group=self.num_generations)
             return output
         with self.clock.running("prune"):
-            if self.args.prunes:
+            if self._plans:
                 output["advantages"] = settle(
                     output["advantages"],
                     self._decision,
@@ -220,7 +222,7 @@ class DPPOTrainer(WeightedPasses):
             else:
                 generated = super()._generate(prompts)
                 rollout.note(generated, None)
-        if self.args.prunes:
+        if self._plans:
             rollout.merge_extra_fields()
             self._calculate_rewards(
                 rollout.inputs, prompts, rollout.completions, rollout.completion_ids
@@ -291,10 +293,11 @@ class DPPOTrainer(WeightedPasses):
             generation=basis.generation,
             window_left=basis.window_left,
             loss_type=self.loss_type,
-            other_terms=self.beta != 0 or self._entropy_bonus_enabled,
+            # With pruning off, every row is trained on, with or without a gradient.
+            other_terms=self.beta != 0 or self._entropy_bonus_enabled or not self.args.decides,
             sort=self.args.packing != "none",
-            capacity=self._capacity(rows_N) if self._packs else None,
-            keep=basis.keep,
+            room=None if self._form is None else self._room(rows_N, self._form),
+            keep=basis.keep if self.args.decides else 1.0,
             window=window,
         )
 
@@ -310,15 +313,22 @@ class DPPOTrainer(WeightedPasses):
             signal_reward=None if column is None else self.reward_func_names.index(column),
         )
 
-    def _capacity(self, rows_N: Rows) -> int:
-        """Tokens of a packed micro-batch: by default what a padded one of the host would hold.
+    def _room(self, rows_N: Rows, form: Form) -> Room:
+        """A packed micro-batch: by default it holds what a padded one of the host would.
 
         A row that is longer than `packing_capacity` has one of its own.
         """
         longest = int((rows_N.prompt_tokens + rows_N.completion_tokens).max())
         width = int(rows_N.prompt_tokens.max() + rows_N.completion_tokens.max())
         given = self.args.packing_capacity or self.args.per_device_train_batch_size * width
-        return max(given, longest, 1)
+        return Room(
+            capacity=max(given, longest, 1),
+            price=form.price,
+            shares=form.shares and (form.reach is None or longest <= form.reach),
+            prompt_N=rows_N.prompt_tokens,
+            completion_N=rows_N.completion_tokens,
+            group_N=np.arange(rows_N.prompt_tokens.size) // self.num_generations,
+        )
 
     # -- beginning, going on, checkpoints ----------------------------------------------------------
 

@@ -8,6 +8,7 @@
 
 import time
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from dppo.estimator.weights import loss_denominator
-from dppo.trl import full_batch, metrics, passes, rows
+from dppo.trl import full_batch, metrics, passes, rows, startup
 from dppo.trl.config import DPPOConfig
 from dppo.trl.decision import Decision
 from dppo.trl.gate import Gate, scale_gradient
-from dppo.trl.packed import PackedModel
+from dppo.trl.packed import Form, PackedModel
 from dppo.trl.rollout import Rollout
 from dppo.trl.schedule import Geometry
 
@@ -39,7 +40,8 @@ class WeightedPasses(GRPOTrainer):
         self._shift_invariant = rows.shift_invariant(self.model.config)
         self._averages = full_batch.StepAverages()
         self._density: Counter[str] = Counter()
-        self._packs = False
+        self._plans = self.args.prunes or startup.packs_unpruned(self)
+        self._form: Form | None = None
         self._rolled_out_at = -1
         self._window_position = 0
         self._window_loss: Any = 0.0
@@ -67,7 +69,7 @@ class WeightedPasses(GRPOTrainer):
             self._rolled_out_at = self._step
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        if not (self.args.prunes and self.model.training):
+        if not (self._plans and self.model.training):
             return super()._prepare_inputs(generation_batch)
         self._roll_out(generation_batch)
         micro_batch, generation = self._plan.micro_batches[self._position], self._buffered_inputs
@@ -78,9 +80,9 @@ class WeightedPasses(GRPOTrainer):
         )
         mask = full_batch.loss_mask(inputs)
         real = torch.from_numpy(micro_batch.rows_R != rows.PADDING)
-        if not self._packs:
+        if self._form is None:
             masks = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-            self._count(int(masks.cpu()[real].sum()), masks.numel())
+            self._count(rows.counts(masks.cpu()[real], masks.shape))
         gate = Gate.of(
             micro_batch,
             kind=loss_denominator(self.loss_type).kind,
@@ -93,7 +95,7 @@ class WeightedPasses(GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run a micro-step, or pass over it when none of its completions is left."""
         empty = False
-        if self.args.prunes:
+        if self._plans:
             began = time.perf_counter()
             model.train()
             self._roll_out(inputs)
@@ -109,7 +111,7 @@ class WeightedPasses(GRPOTrainer):
         self._window_position += 1
         if self.accelerator.sync_gradients:
             self._window_position = 0
-            if self.args.prunes:
+            if self._plans:
                 metrics.log_step(self)
         return loss
 
@@ -148,11 +150,16 @@ class WeightedPasses(GRPOTrainer):
             return gate.replayed.log_probs, gate.replayed.entropies, None
         host = super()._get_per_token_logps_and_entropies
         whole = any(kwargs.get(key) is not None for key in rows.UNTRIMMED_KEYS)
-        if self._packs and self.model.training and not whole:
-            count = self._count if torch.is_grad_enabled() else None
-            hidden = getattr(self.model.config.get_text_config(), "hidden_size", 1)
-            window = self.args.packing_window
-            model = PackedModel(model, window=window, hidden=hidden, count=count)
+        if self._form is not None and self.model.training and not whole:
+            model = PackedModel(
+                model,
+                form=self._form,
+                completion=logits_to_keep,
+                window=self.args.packing_window,
+                vocabulary=self.model.config.get_text_config().vocab_size,
+                capacity=None if self._decision is None else self._decision.capacity,
+                count=self._count if torch.is_grad_enabled() else None,
+            )
         if gate is not None:
             log_probs, entropies, aux = host(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
@@ -163,7 +170,7 @@ class WeightedPasses(GRPOTrainer):
                 scale_gradient(entropies, gate.entropy_factor_R),
                 aux,
             )
-        if self._decision is None or self._rollout is None or not self.args.prunes:
+        if self._decision is None or self._rollout is None or not self._plans:
             return host(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
         if whole:
             return host(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
@@ -177,10 +184,8 @@ class WeightedPasses(GRPOTrainer):
         )
         return kept, None, None
 
-    def _count(self, real: int, computed: int) -> None:
-        self._density["real"] += real
-        self._density["computed"] += computed
-        self._density["forwards"] += 1
+    def _count(self, counts: dict[str, int]) -> None:
+        self._density.update(counts, forwards=1)
 
     def _trimmed(self, batch: dict[str, Any]) -> dict[str, Any]:
         return rows.trim(batch, left=self._shift_invariant, multiple=self.args.column_multiple)
@@ -198,15 +203,16 @@ class WeightedPasses(GRPOTrainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         self._gate = gate
         try:
-            with metrics.of_survivors(self):
+            with metrics.of_survivors(self) if self.args.prunes else nullcontext():
                 loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             with metrics.discarded(self):
                 value = self._loss_value(model, inputs, gate)
         finally:
             self._gate = None
-        values = full_batch.host_metrics(self, inputs, gate.forward)
-        self._averages.add(values, gate.weight_R, full_batch.loss_mask(inputs))
-        self._metrics["train"]["dppo/kept/loss"].append(loss.item())
+        if self.args.prunes:
+            values = full_batch.host_metrics(self, inputs, gate.forward)
+            self._averages.add(values, gate.weight_R, full_batch.loss_mask(inputs))
+            self._metrics["train"]["dppo/kept/loss"].append(loss.item())
         return loss + (value - loss).detach()
 
     @torch.no_grad()
