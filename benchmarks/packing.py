@@ -3,14 +3,16 @@
 *Density*: tokens per token of the bins, window-greedy beside next-fit and first-fit decreasing
 (which sees all items at once), on drawn length distributions and on a data set if one is given.
 
-*Training phase*: `DPPOTrainer` on prepared completions, pruning off, the host's padded path and
-`packing="varlen"` taking turns; seconds as the trainer's clock counts them. The bound is what is
-padded: computed tokens of the padded path / real tokens.
+*Training phase*: `DPPOTrainer` on prepared rollouts, pruning off: the host's padded path, packed
+rows that share no prompt, and packed rows as they are, in turn; seconds as the trainer's clock
+counts them. Bounds: computed tokens of the padded path / real tokens, and real tokens / tokens when
+every prompt is computed once.
 
     python benchmarks/packing.py --json benchmarks/results/packing.json
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from transformers import TrainerCallback
 
 import dppo
 from dppo.tasks import load_builtin_model, load_builtin_tokenizer, sorting_dataset
@@ -31,6 +34,12 @@ from dppo.trl import DPPOConfig, DPPOTrainer
 
 CAPACITY, WINDOWS = 1024, (16, 64, 256)
 GROUP, MICRO_BATCH, ACCUMULATION = 8, 64, 2
+CASES = {
+    "much padding": (8, 56, 0.38),
+    "some padding": (8, 56, 0.75),
+    "prompts four times as long": (96, 24, 0.9),
+}
+"""Prompt tokens, longest completion, and mean completion as a share of it."""
 
 
 def main() -> None:
@@ -40,7 +49,6 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=6, help="of each turn")
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--longest", type=int, default=48, help="completion tokens")
     parser.add_argument("--parquet", type=Path, help="data set with texts, for the density part")
     parser.add_argument("--columns", nargs="+", default=["question", "answer"])
     parser.add_argument("--json", type=Path)
@@ -48,7 +56,7 @@ def main() -> None:
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     result = {
         "density": {name: density(lengths) for name, lengths in distributions(args).items()},
-        "training": [training(share, args) for share in (0.5, 0.8)],
+        "training": [training(case, args) for case in CASES],
         "machine": {
             "cpu": platform.processor() or platform.machine(),
             "threads": torch.get_num_threads(),
@@ -111,46 +119,71 @@ def first_fit_decreasing(lengths: np.ndarray) -> int:
     return int((rooms < CAPACITY).sum())
 
 
-def training(share: float, args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of the training phase, padded and packed, at about `share` real tokens."""
-    completions = prepared(share, args.longest)
-    seconds: dict[str, list[float]] = {"none": [], "varlen": []}
+def training(case: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of the training phase, padded, packed and with shared prompts."""
+    prompts, completions = prepared(*CASES[case])
+    seconds: dict[str, list[float]] = {"none": [], "apart": [], "shared": []}
     for _ in range(args.turns):
         for packing, found in seconds.items():
-            run = trainer(packing, completions, args.steps)
+            run = trainer(packing, prompts, completions, args.steps)
             run.train()
             logs = [log for log in run.state.log_history if "loss" in log]
             found += [log["dppo/time/train"] for log in logs[1:]]  # the first warms up
-    prompt = len(load_builtin_tokenizer()(sorting_dataset(1, seed=0)[0]["prompt"])["input_ids"])
-    padded = len(completions) * (prompt + max(map(len, completions)))
-    real = sum(prompt + len(ids) for ids in completions)
-    ratio = statistics.median(seconds["none"]) / statistics.median(seconds["varlen"])
-    bound = padded / real
+    median = {packing: statistics.median(found) for packing, found in seconds.items()}
+    rows = list(zip(map(len, prompts), map(len, completions), strict=True))
+    width = max(p for p, _ in rows) + max(c for _, c in rows)
+    real = sum(p + c for p, c in rows)
+    once = sum(p for p, _ in rows[::GROUP]) + sum(c + 1 for _, c in rows) - len(rows) // GROUP
+    result = {
+        "padded density": real / (len(rows) * width),
+        "packed": {"ratio": median["none"] / median["apart"], "bound": len(rows) * width / real},
+        "shared on top": {"ratio": median["apart"] / median["shared"], "bound": real / once},
+        "in all": median["none"] / median["shared"],
+        "seconds": seconds,
+    }
+    packed, shared = result["packed"], result["shared on top"]
     print(
-        f"training density {1 / bound:.2f} padded: {ratio:.2f}x as fast packed, bound "
-        f"{bound:.2f}x, "
-        f"{ratio / bound:.2f} of it (median of {len(seconds['none'])} steps: "
-        f"{statistics.median(seconds['none']):.3f} s, {statistics.median(seconds['varlen']):.3f} s)"
+        f"{case}, padded density {result['padded density']:.2f}: packed {packed['ratio']:.2f}x, "
+        f"{packed['ratio'] / packed['bound']:.2f} of the bound {packed['bound']:.2f}x; shared "
+        f"prompts {shared['ratio']:.2f}x on top, {shared['ratio'] / shared['bound']:.2f} of "
+        f"{shared['bound']:.2f}x; in all {result['in all']:.2f}x ("
+        + ", ".join(f"{name} {value:.3f} s" for name, value in median.items())
+        + f", medians of {len(seconds['none'])} steps)",
+        flush=True,
     )
-    return {"padded density": 1 / bound, "ratio": ratio, "bound": bound, "seconds": seconds}
+    return {"case": case, **result}
 
 
-def prepared(share: float, longest: int) -> list[list[int]]:
-    """Completions of a generation whose mean length is `share` of the longest."""
+def prepared(prompt: int, longest: int, share: float) -> tuple[list[list[int]], list[list[int]]]:
+    """A generation of groups whose completions are `share` of the longest on average."""
     rng = np.random.default_rng(1)
-    lengths = np.clip(
-        rng.normal(share * longest, longest / 6, MICRO_BATCH * ACCUMULATION), 2, longest
-    )
+    count = MICRO_BATCH * ACCUMULATION
+    lengths = np.clip(rng.normal(share * longest, longest / 6, count), 2, longest)
     lengths[:: MICRO_BATCH // 4] = longest
-    return [[*rng.integers(3, 13, int(n) - 1).tolist(), 1] for n in lengths]
+    groups = [rng.integers(3, 13, prompt).tolist() for _ in range(count // GROUP)]
+    prompts = [groups[row // GROUP] for row in range(count)]
+    return prompts, [[*rng.integers(3, 13, int(n) - 1).tolist(), 1] for n in lengths]
 
 
-def trainer(packing: str, completions: list[list[int]], steps: int) -> DPPOTrainer:
-    """Pruning off, on prepared completions."""
+class Apart(TrainerCallback):
+    """Completions do not share their prompt."""
+
+    def __init__(self, run: DPPOTrainer) -> None:
+        self.run = run
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the trainer has found out what the model can do."""
+        assert self.run._form is not None
+        self.run._form = dataclasses.replace(self.run._form, shares=False)
+
+
+def trainer(
+    packing: str, prompt_ids: list[list[int]], completions: list[list[int]], steps: int
+) -> DPPOTrainer:
+    """Pruning off, on a prepared generation."""
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        ids = trainer.processing_class(text=prompts)["input_ids"]
-        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
+        return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": None}
 
     def reward(completions: list[str], **kwargs: Any) -> list[float]:
         return [float(i % 2) for i in range(len(completions))]
@@ -158,7 +191,7 @@ def trainer(packing: str, completions: list[list[int]], steps: int) -> DPPOTrain
     config = DPPOConfig(
         tempfile.mkdtemp(),
         completion_keep=1.0,
-        packing=packing,
+        packing="none" if packing == "none" else "varlen",
         per_device_train_batch_size=MICRO_BATCH,
         gradient_accumulation_steps=ACCUMULATION,
         num_generations=GROUP,
@@ -173,15 +206,18 @@ def trainer(packing: str, completions: list[list[int]], steps: int) -> DPPOTrain
         save_strategy="no",
         dataloader_pin_memory=False,
     )
-    prompts = [sorting_dataset(1, seed=0)[0]["prompt"]] * 64
-    return DPPOTrainer(
+    texts = [sorting_dataset(1, seed=0)[0]["prompt"]] * 64
+    run = DPPOTrainer(
         load_builtin_model(),
         reward,
         config,
-        Dataset.from_dict({"prompt": prompts}),
+        Dataset.from_dict({"prompt": texts}),
         processing_class=load_builtin_tokenizer(),
         rollout_func=rollout,
     )
+    if packing == "apart":
+        run.add_callback(Apart(run))
+    return run
 
 
 if __name__ == "__main__":

@@ -119,12 +119,14 @@ def test_two_processes_train_what_one_trains(tmp_path: Path, port: int) -> None:
     tiny_model().save_pretrained(tmp_path / "model")
     cases = [
         {"completion_keep": 0.5, "loss_type": "dapo"},
+        {"completion_keep": 0.5, "loss_type": "dapo", "packing": "varlen"},
         {"completion_keep": 0.25, "loss_type": "grpo"},
         {"completion_keep": 0.5, "loss_type": "dr_grpo", "sampling_design": "poisson"},
         {
             "completion_keep": 0.3,
             "loss_type": "grpo",
             "beta": 0.1,
+            "packing": "varlen",
             "reference": str(tmp_path / "model"),
         },
         {"prompt_keep": 0.5, "loss_type": "dr_grpo", "prompts": 16},  # 2 generations an epoch
@@ -144,6 +146,8 @@ def test_whatever_is_left_two_processes_end_and_agree(tmp_path: Path, port: int)
     cases = [
         {"steps_per_generation": 4, "num_iterations": 2, "completion_keep": 0.2},
         {"steps_per_generation": 3, "num_iterations": 2, "completion_keep": 0.1},
+        {"steps_per_generation": 3, "num_iterations": 2, "completion_keep": 0.1, "packing": "auto"},
+        {"steps_per_generation": 3, "completion_keep": 1.0, "packing": "auto"},
         {"steps_per_generation": 1, "completion_keep": 0.1, "loss_type": "bnpo"},
         {"steps_per_generation": 2, "completion_rule": "threshold", "loss_type": "luspo"},
         {"steps_per_generation": 3, "prompt_keep": 0.5, "completion_keep": 1.0, "prompts": 12},
@@ -162,6 +166,7 @@ def test_two_processes_resume_inside_a_generation(tmp_path: Path, port: int) -> 
         "num_iterations": 2,
         "max_steps": 8,
         "prompt_keep": 0.5,
+        "packing": "auto",
         "prompts": 16,
         "save_strategy": "steps",
         "save_steps": 1,

@@ -27,10 +27,10 @@ class DPPOConfig(GRPOConfig):
 
     Parameters:
         completion_keep (`float` or `str`, *optional*, defaults to `0.5`):
-            Expected share of the live training cost that is kept. `1.0` switches pruning off: the
-            host's own code runs, bit for bit. `"shadow"` decides and logs what a rate of 0.5 would
-            save but trains on everything; `"shadow:0.25"` tries another rate. The rules
-            `"threshold"` and `"inert"` have no use for the rate itself.
+            Expected share of the live training cost that is kept. `1.0` switches pruning off; with
+            `packing="none"` the host's own code then runs, bit for bit. `"shadow"` decides and logs
+            what a rate of 0.5 would save, but trains on everything; `"shadow:0.25"` tries another
+            rate. The rules `"threshold"` and `"inert"` have no use for the rate itself.
         completion_rule (`str`, *optional*, defaults to `"proportional"`):
             `"proportional"` to the assumed gradient norm per square root of cost; `"threshold"`,
             the paper's rule; `"uniform"`; `"inert"`, lossless: only completions without a gradient
@@ -71,18 +71,19 @@ class DPPOConfig(GRPOConfig):
             advantage 0, whatever the other rewards say: length or format shaping then cannot make a
             signal of an all-wrong group. This changes the objective, also with pruning off.
         packing (`str`, *optional*, defaults to `"auto"`):
-            How the completions of an optimizer step share its forward passes. `"bucket"` sorts the
-            survivors by length, so that micro-batches have little padding; `"varlen"` does too, and
-            lays the rows of a micro-batch end to end, so that there is almost none, also with
-            pruning off; whether the model keeps them apart is checked at start, and if it does not
-            `"bucket"` is used. `"none"` leaves the survivors in random order. `"auto"` is
-            `"bucket"`.
+            How the completions of an optimizer step share its forward passes, also with pruning
+            off. `"varlen"` lays them end to end in dense rows, almost without padding, and computes
+            a prompt once for its completions where that is cheaper; whether the model keeps them
+            apart is checked at start, and if it does not `"bucket"` is used, which sorts them by
+            length. `"none"` leaves them in random order, and with pruning off the host's own code
+            runs, bit for bit. `"auto"` is `"varlen"`, except that with pruning off it leaves alone
+            what would be trained otherwise (`top_entropy_quantile`, adaptive entropy, a router's
+            auxiliary loss), and images.
         packing_capacity (`int`, *optional*):
-            Tokens of a micro-batch under `packing="varlen"`, which then takes as many survivors as
-            fit. Default: what a padded micro-batch of the generation would hold, so that packing
-            never takes more memory.
+            Tokens of a packed micro-batch, which takes as many completions as fit. Default: what
+            a padded micro-batch of the generation would hold, so that packing takes no more memory.
         packing_window (`int`, *optional*, defaults to `64`):
-            How many of the oldest unplaced rows `packing="varlen"` may choose from.
+            How many rows the packer sees at once.
 
     > Parameters that control the prompts
 
@@ -165,18 +166,18 @@ class DPPOConfig(GRPOConfig):
     packing: str = field(
         default="auto",
         metadata={
-            "help": "'bucket' (and 'auto'): survivors share micro-batches by length; 'varlen': "
-            "they also lie end to end, without padding; 'none': at random."
+            "help": "'varlen' (and 'auto'): completions lie end to end, without padding, and share "
+            "their prompt; 'bucket': sorted by length; 'none': at random."
         },
     )
     packing_capacity: int | None = field(
         default=None,
         metadata={
-            "help": "Tokens of a micro-batch under 'varlen'. Default: those of a padded one."
+            "help": "Tokens of a packed micro-batch. Default: those of a padded one."
         },
     )
     packing_window: int = field(
-        default=64, metadata={"help": "Oldest unplaced rows that 'varlen' may choose from."}
+        default=64, metadata={"help": "Rows that the packer sees at once."}
     )
     max_prompt_length: int | None = field(
         default=None,
