@@ -1,10 +1,11 @@
-"""Seconds per optimizer step and per phase, pruning off and on, in one run.
+"""Seconds per optimizer step and per phase, without us, packed, and pruned, in one run.
 
 Every variant is a trainer of its own on the built-in task. They take turns, one optimizer step
 each, so that a noisy machine hits all alike, and ratios are taken step by step. The learning rate
 is 0 and the random state is set before each step, so all variants roll out the same completions.
 
-The bound is what pruning could reach at best, with phases as measured without it:
+The first variant is the host's own path, nothing pruned or packed. The bound is what pruning could
+reach at best, with phases as measured in the variant that is packed and not pruned:
 t_rollout + t_score + t_train * kept cost.
 
     python benchmarks/step_time.py --steps 20 --json benchmarks/results/step_time.json
@@ -49,10 +50,11 @@ class Baton(TrainerCallback):
         self.following.release()  # once more at the very end, when nobody waits
 
 
-def make_trainer(keep: float, args: argparse.Namespace, folder: str) -> DPPOTrainer:
+def make_trainer(keep: float, packing: str, args: argparse.Namespace, folder: str) -> DPPOTrainer:
     config = DPPOConfig(
         folder,
         completion_keep=keep,
+        packing=packing,
         completion_rule=args.rule,
         loss_type=args.loss_type,
         per_device_train_batch_size=args.micro_batch,
@@ -106,15 +108,14 @@ def steps_of(trainer: DPPOTrainer, warmup: int) -> list[dict[str, float]]:
 
 
 def summarize(
-    off: list[dict[str, float]], on: list[dict[str, float]], keep: float
+    off: list[dict[str, float]], packed: list[dict[str, float]], on: list[dict[str, float]]
 ) -> dict[str, float]:
     bounds = [
         a["rollout"] + a["score"] + a["train"] * b["kept_cost"]
-        for a, b in zip(off, on, strict=True)
+        for a, b in zip(packed, on, strict=True)
     ]
     median = {name: statistics.median(row[name] for row in on) for name in (*PHASES, "step")}
     return {
-        "keep": keep,
         **median,
         "kept_cost": statistics.median(row["kept_cost"] for row in on),
         "speedup": statistics.median(a["step"] / b["step"] for a, b in zip(off, on, strict=True)),
@@ -130,7 +131,16 @@ def summarize(
 
 
 def table(rows: list[dict[str, float]]) -> str:
-    names = ("keep", *PHASES, "step", "kept_cost", "train_speedup", "speedup", "bound_speedup")
+    names = (
+        "keep",
+        "packed",
+        *PHASES,
+        "step",
+        "kept_cost",
+        "train_speedup",
+        "speedup",
+        "bound_speedup",
+    )
     lines = ["  ".join(f"{name:>13}" for name in names)]
     lines += ["  ".join(f"{row[name]:13.4f}" for name in names) for row in rows]
     return "\n".join(lines)
@@ -151,12 +161,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
 
-    keeps = [1.0, *args.keep]
+    variants = [(1.0, "none"), (1.0, "auto"), *((keep, "auto") for keep in args.keep)]
     with tempfile.TemporaryDirectory() as folder:
-        trainers = [make_trainer(keep, args, folder) for keep in keeps]
+        trainers = [make_trainer(*variant, args, folder) for variant in variants]
         run(trainers)
     measured = [steps_of(trainer, args.warmup) for trainer in trainers]
-    rows = [summarize(measured[0], on, keep) for keep, on in zip(keeps, measured, strict=True)]
+    rows = [
+        {"keep": keep, "packed": float(packing != "none"), **summarize(*measured[:2], on)}
+        for (keep, packing), on in zip(variants, measured, strict=True)
+    ]
     print("median seconds per optimizer step; ratios are medians over steps of off / on")
     print(table(rows))
     if args.json:
