@@ -6,6 +6,7 @@ for every optimizer step that a generation feeds, each with a draw of its own.
 Suffixes: `_P` prompts, `_PG` prompts x group, `_N` flat rows.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from dppo._batch import (
     optimizer_steps,
     prompt_inclusion,
 )
-from dppo._checks import Bools, Floats, natural, share
+from dppo._checks import Bools, Floats, Ints, natural, share
 from dppo._prompt_phase import PromptIds, PromptPhase
 from dppo.config import PruneConfig
-from dppo.errors import ConfigurationError
+from dppo.errors import ConfigurationError, InvalidInputError
 from dppo.estimator.designs import (
     generator,
     poisson_kept,
@@ -64,6 +65,7 @@ class Pruner:
         self._prompts = PromptPhase(config, seed=self.seed)
         self._metrics: list[dict[str, float]] = []
         self._metrics_step = -1
+        self._latest: tuple[Batch, Floats, Ints] | None = None
 
     def window_size(self, count: int) -> int:
         """Candidates from which `count` prompts are drawn, floor(count / prompt_keep + 1/2)."""
@@ -205,6 +207,8 @@ class Pruner:
             kept[rows] = self._draw(
                 pi, batch.advantages_PG, rows, key=(step, iteration, optimizer_step)
             )
+        if iteration == 0:
+            self._latest = (batch, norm, step_of)
         reason = np.where(kept, -1, batch.reason_PG)
         both = pi if pi_prompt_P is None else two_phase_inclusion(pi_prompt_P, pi)
         selection = Selection(kept, both)
@@ -221,6 +225,40 @@ class Pruner:
         )
         self._remember(step, choice, batch.cost_PG)
         return choice
+
+    def prospects(self, rates: Sequence[float]) -> tuple[Floats, Floats]:
+        """What other rates would do to the latest generation, in its first pass.
+
+        Args:
+            rates: Values of `completion_keep`.
+
+        Returns:
+            For each rate the variance that it would add (`pruning_variance`), and the expected
+            share of the training cost that it would keep.
+
+        Raises:
+            InvalidInputError: No completions were chosen yet, or a rate is outside (0, 1].
+
+        Example:
+            >>> import dppo
+            >>> pruner = dppo.Pruner(dppo.PruneConfig(), seed=0)
+            >>> choice = pruner.select_completions([[1.0, 0.0], [1.0, 1.0]], step=0)
+            >>> variance, cost = pruner.prospects([1.0, 0.5])
+            >>> cost.tolist(), variance.tolist()
+            ([0.5, 0.25], [0.0, 0.5])
+        """
+        if self._latest is None:
+            raise InvalidInputError("no completions were chosen yet, so there is nothing to tell")
+        batch, norm, step_of = self._latest
+        variance, cost = np.zeros(len(rates)), np.zeros(len(rates))
+        for place, rate in enumerate(rates):
+            pi = np.zeros(norm.shape)
+            for optimizer_step in np.unique(step_of).tolist():
+                rows = step_of == optimizer_step
+                pi[rows] = self._inclusion(batch, norm, rows, rate)
+            variance[place] = pruning_variance(norm, pi, design=self.config.sampling_design)
+            cost[place] = float((pi * batch.cost_PG).sum() / batch.cost_PG.sum())
+        return variance, cost
 
     @property
     def earliest_observation(self) -> int:

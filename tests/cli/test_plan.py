@@ -62,7 +62,14 @@ def test_keep_without_solve_rate_and_off(capsys):
     assert _json(capsys, *inert)["expected_trained_per_step"] == 8 * (1 - 2 / 2**8)
     threshold = _json(capsys, "--completion-rule", "threshold")
     assert threshold["expected_trained_per_step"] is None
-    assert _json(capsys)["completion_keep"] == 0.5  # the default
+    assert _json(capsys, "--completion-keep", "shadow:0.25")["expected_trained_per_step"] == 8
+    default = _json(capsys)
+    assert default["completion_keep"] == "auto"
+    assert default["expected_trained_per_step"] is None
+    auto = ("--completion-keep", "auto", "--completion-rule", "inert", "--solve-rate", "0.5")
+    assert _json(capsys, *auto)["expected_trained_per_step"] == 8 * (1 - 2 / 2**8)
+    main(["plan"])
+    assert "chosen while training" in capsys.readouterr().out
     assert main(["plan", "--completion-keep", "1.5"]) == 2
 
 

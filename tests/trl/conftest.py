@@ -71,8 +71,9 @@ OPTIONS: dict[str, Any] = {
 }
 """2 prompts x 4 completions a generation."""
 
-OURS: dict[str, Any] = {"packing": "bucket"}
-"""So that a micro-batch's rows are the model's; what packing does with them: test_packed."""
+OURS: dict[str, Any] = {"packing": "bucket", "completion_keep": 0.5}
+"""So that a micro-batch's rows are the model's; what packing does with them: test_packed. And so
+that the rate is known; how it is chosen: test_auto_keep."""
 
 OF_THE_TRAINER = (
     *("eval_dataset", "callbacks", "peft_config", "rollout_func", "tools", "environment_factory"),

@@ -46,7 +46,12 @@ from .conftest import (
             {"use_adaptive_entropy": True, "entropy_coef_max": 1.0, "entropy_target": 0.5},
             "use_adaptive_entropy",
         ),
-        ({"completion_keep": "auto"}, "completion_keep='auto'"),
+        ({"completion_keep": "auto", "auto_cost": "x"}, "auto_cost='x'"),
+        ({"completion_keep_replay": "metrics.jsonl"}, "completion_keep_replay='metrics.jsonl'"),
+        (
+            {"completion_keep": "auto", "completion_keep_replay": "/nowhere/metrics.jsonl"},
+            "/nowhere/metrics.jsonl' is no file",
+        ),
         ({"completion_keep": 0}, "completion_keep"),
         ({"completion_keep": 1.5}, "completion_keep"),
         ({"completion_keep": -0.5}, "completion_keep"),
@@ -426,7 +431,7 @@ def test_no_configuration_at_all_starts(tmp_path: Path, monkeypatch: pytest.Monk
         train_dataset=sorting_dataset(8, seed=0),
         processing_class=load_builtin_tokenizer(),
     )
-    assert run.args.completion_keep == 0.5
+    assert run.args.completion_keep == "auto"
     assert run.args.prunes
 
 

@@ -203,5 +203,5 @@ def _arithmetic_fields() -> list[Field]:
         for field in fields(BatchSettings)
         if field.name != "num_processes"
     ]
-    keep = Field("completion_keep", "float | str | None", 0.5)
+    keep = Field("completion_keep", "float | str | None", "auto")
     return [*known, keep, Field("completion_rule", "str", "proportional")]

@@ -38,7 +38,7 @@ class Pruning:
 
     Attributes:
         completion_keep: The configured value.
-        trained_per_step: Per optimizer step; None where the rule decides.
+        trained_per_step: Per optimizer step; None where the rule or the run decides.
         trained_total: Over the run; None where that or the run's length is unknown.
     """
 
@@ -190,9 +190,14 @@ def expected_pruning(
     table = config_fields().fields
     keep = config.get("completion_keep", table["completion_keep"].default)
     rule = config.get("completion_rule", table["completion_rule"].default)
-    rate = 1.0 if keep == "shadow" else keep
+    rate = 1.0 if str(keep).startswith("shadow") else keep
+    if rate == "auto" and rule in {"proportional", "uniform"}:
+        return Pruning(keep, None, None)
+    rate = 0.5 if rate == "auto" else rate  # a rule without a rate
     if isinstance(rate, str) or not 0 < rate <= 1:
-        raise ConfigurationError(f'completion_keep must be in (0, 1] or "shadow", got {keep!r}')
+        raise ConfigurationError(
+            f'completion_keep must be "auto", in (0, 1] or "shadow", got {keep!r}'
+        )
     if rule == "threshold" and rate < 1:
         return Pruning(keep, None, None)
     off = rate == 1
@@ -281,7 +286,8 @@ def _pruning_rows(
 ) -> list[tuple[str, str]]:
     name = f"completions trained at completion_keep {pruning.completion_keep}"
     if pruning.trained_per_step is None:
-        return [(name, "depends on the rewards")]
+        chosen = pruning.completion_keep == "auto"
+        return [(name, "chosen while training" if chosen else "depends on the rewards")]
     text = f"{pruning.trained_per_step:,.4g} of {shape.trained_per_step:,} per step"
     if length is not None and pruning.trained_total is not None:
         text += f", {pruning.trained_total:,.0f} of {length.trained_total:,} in total"

@@ -26,11 +26,20 @@ class DPPOConfig(GRPOConfig):
     > Parameters that control pruning
 
     Parameters:
-        completion_keep (`float` or `str`, *optional*, defaults to `0.5`):
-            Expected share of the live training cost that is kept. `1.0` switches pruning off; with
+        completion_keep (`float` or `str`, *optional*, defaults to `"auto"`):
+            Expected share of the live training cost that is kept. `"auto"` chooses it while
+            training, from 0.5 on: the rate of a grid with the highest predicted progress per
+            second, given measured times and the variance that each rate would add; at most one
+            notch in 5 steps. `1.0` switches pruning off; with
             `packing="none"` the host's own code then runs, bit for bit. `"shadow"` decides and logs
             what a rate of 0.5 would save, but trains on everything; `"shadow:0.25"` tries another
             rate. The rules `"threshold"` and `"inert"` have no use for the rate itself.
+        auto_cost (`str`, *optional*, defaults to `"time"`):
+            What `"auto"` goes by. `"time"`: seconds, so that two runs need not have the same rates.
+            `"tokens"`: a generated token costs what a trained one does; deterministic.
+        completion_keep_replay (`str`, *optional*):
+            Path of the `metrics.jsonl` or `trainer_state.json` of a run whose rates `"auto"`
+            repeats, so that the run can be repeated.
         completion_rule (`str`, *optional*, defaults to `"proportional"`):
             `"proportional"` to the assumed gradient norm per square root of cost; `"threshold"`,
             the paper's rule; `"uniform"`; `"inert"`, lossless: only completions without a gradient
@@ -106,11 +115,25 @@ class DPPOConfig(GRPOConfig):
 
     # Typed like the host's own `dict | str | None` fields, so that its argument parser reads text.
     completion_keep: float | str | None = field(
-        default=0.5,
+        default="auto",
         metadata={
-            "help": "Expected share of the live training cost that is kept, in (0, 1]. 1.0: "
-            "pruning off. 'shadow' or 'shadow:0.25': decide and log what that rate (0.5) would "
-            "save, but train on everything."
+            "help": "Expected share of the live training cost that is kept, in (0, 1]. 'auto': "
+            "chosen while training. 1.0: pruning off. 'shadow' or 'shadow:0.25': decide and log "
+            "what that rate (0.5) would save, but train on everything."
+        },
+    )
+    auto_cost: str = field(
+        default="time",
+        metadata={
+            "help": "What completion_keep='auto' goes by: 'time', measured seconds, or 'tokens', "
+            "which is deterministic."
+        },
+    )
+    completion_keep_replay: str | None = field(
+        default=None,
+        metadata={
+            "help": "metrics.jsonl or trainer_state.json of a run whose rates "
+            "completion_keep='auto' repeats."
         },
     )
     completion_rule: str = field(
@@ -172,13 +195,9 @@ class DPPOConfig(GRPOConfig):
     )
     packing_capacity: int | None = field(
         default=None,
-        metadata={
-            "help": "Tokens of a packed micro-batch. Default: those of a padded one."
-        },
+        metadata={"help": "Tokens of a packed micro-batch. Default: those of a padded one."},
     )
-    packing_window: int = field(
-        default=64, metadata={"help": "Rows that the packer sees at once."}
-    )
+    packing_window: int = field(default=64, metadata={"help": "Rows that the packer sees at once."})
     max_prompt_length: int | None = field(
         default=None,
         metadata={
@@ -195,6 +214,7 @@ class DPPOConfig(GRPOConfig):
         """Check the fields of this class, then the host's; then that the two fit together."""
         self.completion_keep = config_checks.completion_keep(self.completion_keep)
         config_checks.one_of("packing", self.packing, PACKINGS)
+        config_checks.check_auto(self)
         for name in ("packing_window", "packing_capacity"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -264,7 +284,18 @@ class DPPOConfig(GRPOConfig):
     @property
     def prunes_completions(self) -> bool:
         """Whether completions are pruned; not in shadow mode."""
-        return isinstance(self.completion_keep, float) and self.completion_keep != 1
+        return self.completion_keep != 1 and not self.shadows
+
+    @property
+    def shadows(self) -> bool:
+        """Whether pruning of completions is decided and logged, but not done."""
+        return isinstance(self.completion_keep, str) and self.completion_keep != "auto"
+
+    @property
+    def chooses_keep(self) -> bool:
+        """Whether the rate is chosen while training; not for rules that have none."""
+        rated = self.completion_rule in {"proportional", "uniform"}
+        return self.completion_keep == "auto" and rated
 
     @property
     def prunes_prompts(self) -> bool:
@@ -345,7 +376,7 @@ class DPPOConfig(GRPOConfig):
         keep = self.completion_keep
         if not isinstance(keep, float):
             _, _, rate = str(keep).partition(":")
-            keep = float(rate) if rate else PruneConfig.completion_keep
+            keep = float(rate) if rate else PruneConfig.completion_keep  # that "auto" starts with
         return PruneConfig(
             completion_keep=keep,
             completion_rule=self.completion_rule,

@@ -1,5 +1,6 @@
 """What `DPPOConfig` refuses: values outside their range, and combinations that cannot be exact."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +12,7 @@ from dppo.estimator.weights import check_prompt_pruning, loss_denominator
 def completion_keep(value: float | str | None) -> float | str:
     """A rate as a number; "shadow" and "shadow:RATE" as they are."""
     if value == "auto":
-        raise ConfigurationError(
-            "completion_keep='auto' is not in this version; give a rate such as 0.5, 'shadow' to "
-            "see what a rate would save, or 1.0 to switch pruning off"
-        )
+        return value
     try:
         if isinstance(value, bool) or value is None:
             raise TypeError
@@ -26,8 +24,25 @@ def completion_keep(value: float | str | None) -> float | str:
         return float(value)
     except (TypeError, ValueError):
         raise ConfigurationError(
-            f"completion_keep must be a number in (0, 1], 'shadow' or 'shadow:RATE', got {value!r}"
+            "completion_keep must be 'auto', a number in (0, 1], 'shadow' or 'shadow:RATE', got "
+            f"{value!r}"
         ) from None
+
+
+def check_auto(config: Any) -> None:
+    """Refuse options of `completion_keep="auto"` that are none, or without it."""
+    one_of("auto_cost", config.auto_cost, ("time", "tokens"))
+    replay = config.completion_keep_replay
+    if replay is None:
+        return
+    if not config.chooses_keep:
+        raise ConfigurationError(
+            f"completion_keep_replay={replay!r} needs completion_keep='auto' and a rule with a "
+            f"rate; got completion_keep={config.completion_keep!r}, "
+            f"completion_rule={config.completion_rule!r}"
+        )
+    if not Path(replay).is_file():
+        raise ConfigurationError(f"completion_keep_replay={replay!r} is no file")
 
 
 def check_exact(config: Any) -> None:
@@ -67,7 +82,7 @@ def check_prompt_phase(config: Any) -> None:
     """Refuse what prompt pruning would make wrong, or could not do at all."""
     off = "or set prompt_keep=1.0"
     check_prompt_pruning(config.loss_type, entropy_coef=config.entropy_coef)
-    if isinstance(config.completion_keep, str):
+    if config.shadows:
         raise ConfigurationError(
             f"completion_keep={config.completion_keep!r} trains as if nothing were pruned, "
             f"but prompt_keep={config.prompt_keep} prunes prompts; give a rate or 1.0, {off}"

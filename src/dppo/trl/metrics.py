@@ -65,6 +65,10 @@ def log_decision(trainer: Any) -> None:
     logged["dppo/tokens/density_padded"].append(decision.padded_density)
     logged["dppo/pairs/attended_padded"].append(decision.padded_attended)
     logged["dppo/reward/ht"].append(decision.reward)
+    if trainer._auto is not None:
+        rate = trainer._basis.keep
+        for name, value in trainer._auto.metrics(rate).items():
+            logged[f"dppo/auto/{name}"].append(value)
     if decision.window is not None:
         _log_prompts(trainer, decision)
     trainer._notices.live(of_pruner["completions/live"], decision.choices[0].dropped)

@@ -71,6 +71,8 @@ def save(folder: str | Path, trainer: Any) -> None:
         "pruner": trainer.pruner.state_dict(),
         "settings": settings(trainer) if trainer.args.prunes else {},
         "windows": trainer._windows.state(number),
+        "completion_keep": _rate(trainer.args),
+        "auto": None if trainer._auto is None else trainer._auto.controller.state_dict(),
         "under_way": trainer._under_way is not None,
         "place": trainer._windows.place(number, trainer._position),
     }
@@ -115,6 +117,8 @@ def load(folder: str | Path, trainer: Any) -> tuple[bool, list[int] | None]:
     for phase in now:
         if now[phase] != before[phase]:
             logger.warning("pruning of %s: %s until here, %s now", phase, before[phase], now[phase])
+    if trainer._auto is not None and saved.get("auto") is not None:
+        trainer._auto.controller.load_state_dict(saved["auto"])
     if "prompts" in both:
         trainer.pruner.load_state_dict(
             {**saved["pruner"], "config": trainer.pruner.config.to_dict()}
@@ -145,9 +149,14 @@ def load_under_way(folder: str | Path, rank: int, *, device: Any) -> UnderWay:
 
 
 def _phases(args: Any) -> dict[str, str]:
-    shadow = isinstance(args.completion_keep, str)
+    shadow = args.shadows
     completions = "in shadow mode" if shadow else "on" if args.prunes_completions else "off"
     return {"prompts": "on" if args.prunes_prompts else "off", "completions": completions}
+
+
+def _rate(args: Any) -> float | str:
+    """`completion_keep`, and what it is chosen by."""
+    return f"auto by {args.auto_cost}" if args.chooses_keep else args.completion_keep
 
 
 def _changes(saved: dict[str, Any], trainer: Any, both: set[str]) -> list[str]:
@@ -159,6 +168,10 @@ def _changes(saved: dict[str, Any], trainer: Any, both: set[str]) -> list[str]:
     before: dict[str, Any] = {"seed": then["seed"], **{n: then["config"].get(n) for n in names}}
     after: dict[str, Any] = {"seed": trainer.pruner.seed, **{n: config[n] for n in names}}
     before, after = {**before, **saved["settings"]}, {**after, **settings(trainer)}
+    if "completions" in both:
+        before["completion_keep"], after["completion_keep"] = (
+            *(saved["completion_keep"], _rate(trainer.args)),
+        )
     changed = [name for name in after if before.get(name) != after[name]]
     if len(changed) > 1 and "observation_lag" in changed:
         changed.remove("observation_lag")  # it follows from the others

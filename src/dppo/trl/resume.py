@@ -43,6 +43,8 @@ class LineUp(TrainerCallback):
         trainer._window_position, trainer._window_loss = 0, 0.0
         trainer._averages = full_batch.StepAverages()
         trainer._density.clear()
+        if trainer._auto is not None:
+            trainer._auto.begin()
         packs = trainer._plans and args.packing in {"auto", "varlen"}
         trainer._form = packed.form_of(trainer) if packs else None
         self.epoch = 0

@@ -38,6 +38,7 @@ from dppo.trl import (
     resume,
     startup,
 )
+from dppo.trl.auto_keep import AutoKeep
 from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
 from dppo.trl.decision import Basis, Decision, Rows, Signal, decide, signal
@@ -117,6 +118,7 @@ class DPPOTrainer(WeightedPasses):
         self._begin_passes()
         self.clock = PhaseClock()
         self.pruner = Pruner(args.prune_config(), seed=args.seed)
+        self._auto = AutoKeep(args, self.clock) if args.chooses_keep else None
         self._windows = Windows(self.pruner, args, self.clock)
         self._totals = Totals()
         self._notices = notices.Notices()
@@ -255,6 +257,11 @@ class DPPOTrainer(WeightedPasses):
             )
             local = torch.from_numpy(facts).to(self.accelerator.device, torch.float32)
             gathered = self.accelerator.gather(local).cpu().numpy().astype(np.float64)
+            keep = self.args.keep_at(self.state.global_step, self.state.max_steps)
+            if self._auto is not None:
+                self._auto.measure(Rows.from_facts(gathered), self.pruner, self.accelerator)
+                chosen = self._auto.at(self.state.global_step)
+                keep = chosen if keep is None else keep
             # Of the optimizer step under way, counted from the generation's first micro-step; they
             # differ where a resumed run begins inside a generation that was not saved.
             left = self.current_gradient_accumulation_steps - self._window_position
@@ -262,11 +269,13 @@ class DPPOTrainer(WeightedPasses):
             basis = Basis(
                 generation=self._generation,
                 window_left=(self._position + left - 1) % accumulation + 1,
-                keep=self.args.keep_at(self.state.global_step, self.state.max_steps),
+                keep=keep,
                 facts_N4=gathered,
                 rewards_NF=rollout.scored.float().cpu().numpy(),
             )
             decision = self._decision_on(basis, rollout.window)
+            if self._auto is not None:
+                self._auto.remember(self.pruner)
             if rollout.window is not None:
                 self.pruner.observe(
                     rollout.window.ids,
