@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from dppo.cli.help import command_help
 from dppo.errors import DPPOError
 
-COMMANDS = ("plan", "train")
+COMMANDS = ("plan", "train", "audit")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,12 +36,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     command = import_module(f"dppo.cli.{name}")
-    if {"-h", "--help"} & set(arguments):
+    if {"-h", "--help"} & set(arguments) and hasattr(command, "OPTIONS"):
         options, examples = command.OPTIONS, command.EXAMPLES
         print(command_help(name, command.SUMMARY, options=options, examples=examples))
         return 0
     try:
         return command.run(arguments)
+    except SystemExit as stop:  # of argparse, which has said why
+        return int(stop.code or 0)
     except DPPOError as error:
         print(f"dppo {name}: error: {error}", file=sys.stderr)
         return 2

@@ -94,6 +94,10 @@ class DPPOConfig(GRPOConfig):
         packing_window (`int`, *optional*, defaults to `64`):
             How many rows the packer sees at once.
 
+        record_rollouts (`str`, *optional*):
+            Path of an .npz file for rewards, advantages, lengths and surprisal of all completions,
+            which `dppo audit` reads; written at checkpoints and at the end.
+
     > Parameters that control the prompts
 
     Parameters:
@@ -198,6 +202,13 @@ class DPPOConfig(GRPOConfig):
         metadata={"help": "Tokens of a packed micro-batch. Default: those of a padded one."},
     )
     packing_window: int = field(default=64, metadata={"help": "Rows that the packer sees at once."})
+    record_rollouts: str | None = field(
+        default=None,
+        metadata={
+            "help": "Write rewards, lengths and surprisal of all completions to this .npz file, "
+            "for dppo audit."
+        },
+    )
     max_prompt_length: int | None = field(
         default=None,
         metadata={
@@ -229,6 +240,7 @@ class DPPOConfig(GRPOConfig):
         super().__post_init__()
         self.prune_config()
         config_checks.check_annealing(self)
+        config_checks.check_recording(self)
         if self.prunes or self.packs_unpruned:
             config_checks.check_exact(self)
         if self.prunes_prompts:

@@ -70,6 +70,16 @@ def couples_rows(config: Any) -> bool:
     return False
 
 
+def check_recording(config: Any) -> None:
+    """Refuse to record rollouts where nothing looks at them."""
+    if config.record_rollouts is not None and not (config.decides or config.packs_unpruned):
+        raise ConfigurationError(
+            f"record_rollouts={config.record_rollouts!r} records what pruning is decided from, and "
+            "with completion_keep=1.0 and packing='none' nothing is. completion_keep='shadow' "
+            "decides, and trains on everything"
+        )
+
+
 def check_annealing(config: Any) -> None:
     """Refuse steps and shares outside their range."""
     if config.prune_warmup_steps < 0:

@@ -65,6 +65,8 @@ def log_decision(trainer: Any) -> None:
     logged["dppo/tokens/density_padded"].append(decision.padded_density)
     logged["dppo/pairs/attended_padded"].append(decision.padded_attended)
     logged["dppo/reward/ht"].append(decision.reward)
+    if trainer._rollout_file is not None:
+        trainer._rollout_file.add(decision)
     if trainer._auto is not None:
         rate = trainer._basis.keep
         for name, value in trainer._auto.metrics(rate).items():

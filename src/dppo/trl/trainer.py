@@ -45,6 +45,7 @@ from dppo.trl.decision import Basis, Decision, Rows, Signal, decide, signal
 from dppo.trl.packed import Form
 from dppo.trl.recorder import record_generation
 from dppo.trl.rollout import Rollout
+from dppo.trl.rollout_file import RolloutFile
 from dppo.trl.schedule import Room
 from dppo.trl.settle import settle, without
 from dppo.trl.totals import Totals
@@ -121,6 +122,10 @@ class DPPOTrainer(WeightedPasses):
         self._auto = AutoKeep(args, self.clock) if args.chooses_keep else None
         self._windows = Windows(self.pruner, args, self.clock)
         self._totals = Totals()
+        self._rollout_file: RolloutFile | None = None
+        if args.record_rollouts is not None:
+            self._rollout_file = RolloutFile(args.record_rollouts)
+            self.add_callback(self._rollout_file)
         self._notices = notices.Notices()
         self._generation = 0
         self._sampler: Any = None
