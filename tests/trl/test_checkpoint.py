@@ -36,7 +36,7 @@ def test_the_state_is_json_and_plain_arrays(tmp_path: Path) -> None:
 
 
 def test_no_state_is_written_when_nothing_is_decided(tmp_path: Path) -> None:
-    trainer(tmp_path, completion_keep=1.0, **SAVING).train()
+    trainer(tmp_path, completion_keep=1.0, packing="none", **SAVING).train()
     assert (tmp_path / "checkpoint-2").is_dir()
     assert not list(tmp_path.rglob("*dppo*"))
 
@@ -91,7 +91,8 @@ def test_another_configuration_is_refused(
 
 
 def test_a_missing_state_is_remarked_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer(tmp_path, completion_keep=1.0, **{**SAVING, "max_steps": 2}).train()
+    off = {"completion_keep": 1.0, "packing": "none"}
+    trainer(tmp_path, **off, **{**SAVING, "max_steps": 2}).train()
     resumed = trainer(tmp_path, **SAVING)
     watch = Watch(resumed)
     with caplog.at_level(logging.WARNING, logger="dppo"):

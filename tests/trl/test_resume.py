@@ -142,6 +142,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
     "a generation a step": ({"max_steps": 7}, {1: 1, 4: 1, 6: 1}),
     # 2 generations of 4 steps an epoch.
     "several steps a generation": ({**FOUR_STEPS, "max_steps": 10}, {1: 0, 4: 1, 9: 0}),
+    "packed, pruning off": (
+        {**FOUR_STEPS, "completion_keep": 1.0, "packing": "auto", "max_steps": 10},
+        {1: 0, 4: 1, 9: 0},
+    ),
     # 3 generations of 3 batches an epoch, 2 batches a step.
     "a step across generations": (
         {"steps_per_generation": 3, "max_steps": 8},
@@ -230,6 +234,7 @@ def test_control_the_hosts_sampler_would_start_with_its_first_order(
 # -- switched on or off ----------------------------------------------------------------------------
 
 ON: dict[str, Any] = {**TWO_STEPS, "completion_keep": 0.5, "prompt_keep": 0.5}
+OFF: dict[str, Any] = {"completion_keep": 1.0, "prompt_keep": 1.0}
 NO_STATE = "has no pruning state: the run was not pruned until here"
 UNIFORM = "nothing is known of any prompt yet"
 
@@ -241,8 +246,9 @@ UNIFORM = "nothing is known of any prompt yet"
         ({}, {"prompt_keep": 1.0}, ["of prompts: on until here, off now"]),
         ({"completion_keep": 1.0}, {}, ["of completions: off until here, on now"]),
         ({}, {"completion_keep": 1.0}, ["of completions: on until here, off now"]),
-        ({"completion_keep": 1.0, "prompt_keep": 1.0}, {"prompt_keep": 1.0}, [NO_STATE]),
-        ({"completion_keep": 1.0, "prompt_keep": 1.0}, {}, [NO_STATE]),
+        ({**OFF, "packing": "none"}, {"prompt_keep": 1.0}, [NO_STATE]),
+        ({**OFF, "packing": "none"}, {}, [NO_STATE]),
+        (OFF, {"prompt_keep": 1.0}, ["of completions: off until here, on now"]),
         (
             {"prompt_keep": 1.0},
             {"completion_keep": 1.0, "prompt_keep": 1.0},

@@ -508,3 +508,15 @@ def room_load(room: schedule.Room, rows: Any) -> int:
     """Tokens of rows that are laid as they are meant to be."""
     (unit,) = room.units([rows])
     return int(unit.tokens_T.sum())
+
+
+def test_a_prompt_is_shared_only_where_it_is_the_same() -> None:
+    """As an environment or a rollout function may give each completion a prompt of its own."""
+    facts = noted([[3, 1], [4, 1], [5, 1], [6, 1]]).facts(per="token", masked_unless_ending_in=None)
+    rows_N = Rows.from_facts(facts)
+    assert rows_N.groups(2).tolist() == [0, 0, 1, 1]  # all have one prompt here
+    changed = facts.copy()
+    changed[1, 4] += 1
+    first = Rows.from_facts(changed).groups(2)
+    assert len(set(first[:2].tolist())) == 2
+    assert len(set(first[2:].tolist())) == 1

@@ -142,6 +142,7 @@ def dense(
     padded: tuple[int, int],
     shares: bool = True,
     window: int = 64,
+    widest: int | None = None,
 ) -> Dense:
     """The layout that takes the least time, of those that take no more memory than padding.
 
@@ -154,6 +155,7 @@ def dense(
             keeps to it, the one that takes the least is chosen.
         shares: Whether completions may share a prompt.
         window: Of the packer (`dppo.pack`).
+        widest: Tokens that a row of several sequences may have.
     """
     allowed = price.memory(*padded)
     best: tuple[tuple[float, float], Ints, int, Trees] | None = None
@@ -164,6 +166,8 @@ def dense(
         if best is not None and (0.0, 1.01 * bound) >= best[0]:  # no more than 1 % to gain
             break
         bin_T, width = _fitted(grown.tokens_T, rows, window)
+        if widest is not None and width > widest and rows < prompt_B.size:
+            continue
         computed = (int(bin_T.max()) + 1) * width
         excess = max(price.memory(computed, width) - allowed, 0.0)
         shared = len(grown.members_T) < prompt_B.size

@@ -35,12 +35,22 @@ class Rows:
     """Tokens under the loss mask: 0 where truncated and masked, without tool results."""
     surprisal: Floats
     """Surprisal norm, NaN where the rollout gave no log-probs."""
+    prompt_hash: NDArray[np.int64] | None = None
+    """Equal where prompts are; None: not known."""
 
     @classmethod
-    def from_facts(cls, facts_N4: Floats) -> "Rows":
+    def from_facts(cls, facts_N5: Floats) -> "Rows":
         """Columns as `Rollout.facts` lays them out."""
-        prompt, completion, loss = facts_N4[:, :3].T.astype(np.int64)
-        return cls(prompt, completion, loss, facts_N4[:, 3])
+        prompt, completion, loss, same = facts_N5[:, [0, 1, 2, 4]].T.astype(np.int64)
+        return cls(prompt, completion, loss, facts_N5[:, 3], same)
+
+    def groups(self, size: int) -> NDArray[np.int64]:
+        """Shape (N,). Equal where the prompt is that of the group and the same, token by token."""
+        group_N = np.arange(self.prompt_tokens.size) // size
+        if self.prompt_hash is None:
+            return group_N
+        pairs = np.stack((group_N, self.prompt_hash), axis=1)
+        return np.unique(pairs, axis=0, return_inverse=True)[1].ravel()
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class Basis:
     """Micro-steps until the optimizer step under way closes."""
     keep: float | None
     """Rate in place of the configured one."""
-    facts_N4: Floats
+    facts_N5: Floats
     """As `Rollout.facts` lays them out, of all ranks."""
     rewards_NF: NDArray[np.float32]
 

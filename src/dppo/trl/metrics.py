@@ -106,7 +106,7 @@ def _log_prompts(trainer: Any, decision: Any) -> None:
 
 def log_unweighted(trainer: Any, local_rows: int) -> None:
     """Keep the table of completions rectangular where nothing was pruned (evaluation)."""
-    if trainer.log_completions and trainer.args.decides:
+    if trainer.log_completions and (trainer.args.decides or trainer._plans):
         count = local_rows * trainer.accelerator.num_processes
         trainer._logs["extra"]["weight"].extend([1.0] * count)
         trainer._logs["extra"]["dropped"].extend([""] * count)

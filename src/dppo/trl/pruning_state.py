@@ -67,9 +67,9 @@ def save(folder: str | Path, trainer: Any) -> None:
     number = trainer._generation - (trainer._under_way is not None)
     tree = {
         "generation": trainer._generation,
-        "phases": _phases(trainer.args),
+        "phases": _phases(trainer),
         "pruner": trainer.pruner.state_dict(),
-        "settings": settings(trainer) if trainer.args.prunes else {},
+        "settings": settings(trainer) if trainer._plans else {},
         "windows": trainer._windows.state(number),
         "completion_keep": _rate(trainer.args),
         "auto": None if trainer._auto is None else trainer._auto.controller.state_dict(),
@@ -90,7 +90,7 @@ def load(folder: str | Path, trainer: Any) -> tuple[bool, list[int] | None]:
         ConfigurationError: The state is unreadable, or of another data set or configuration; the
             message names what changed. A phase that is switched on or off is not a change.
     """
-    stem, now = Path(folder) / STATE, _phases(trainer.args)
+    stem, now = Path(folder) / STATE, _phases(trainer)
     if not stem.with_suffix(".json").exists():
         if trainer.args.decides:
             logger.warning(
@@ -114,9 +114,11 @@ def load(folder: str | Path, trainer: Any) -> tuple[bool, list[int] | None]:
             f"remove {STATE}.json from it to go on without what was known of the draws"
         )
     trainer._generation = generation
-    for phase in now:
-        if now[phase] != before[phase]:
-            logger.warning("pruning of %s: %s until here, %s now", phase, before[phase], now[phase])
+    changed = [phase for phase in now if now[phase] != before[phase]]
+    for phase in changed:
+        if phase != MICRO_BATCHES or changed == [MICRO_BATCHES]:
+            what = phase if phase == MICRO_BATCHES else f"pruning of {phase}"
+            logger.warning("%s: %s until here, %s now", what, before[phase], now[phase])
     if trainer._auto is not None and saved.get("auto") is not None:
         trainer._auto.controller.load_state_dict(saved["auto"])
     if "prompts" in both:
@@ -148,10 +150,19 @@ def load_under_way(folder: str | Path, rank: int, *, device: Any) -> UnderWay:
     return UnderWay(_to(tree["batch"], device), Basis(**tree["basis"]))
 
 
-def _phases(args: Any) -> dict[str, str]:
+MICRO_BATCHES = "micro-batches of our own"
+"""The phase that is on with pruning, and where rows are packed without it."""
+
+
+def _phases(trainer: Any) -> dict[str, str]:
+    args = trainer.args
     shadow = args.shadows
     completions = "in shadow mode" if shadow else "on" if args.prunes_completions else "off"
-    return {"prompts": "on" if args.prunes_prompts else "off", "completions": completions}
+    return {
+        "prompts": "on" if args.prunes_prompts else "off",
+        "completions": completions,
+        MICRO_BATCHES: "on" if trainer._plans else "off",
+    }
 
 
 def _rate(args: Any) -> float | str:

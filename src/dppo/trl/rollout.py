@@ -3,6 +3,7 @@
 Suffixes: `_B` rows of this rank, `_T` tokens.
 """
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +64,10 @@ class Rollout:
     def facts(
         self, *, per: str, masked_unless_ending_in: Sequence[int] | None
     ) -> NDArray[np.float64]:
-        """Prompt, completion and loss tokens and the surprisal norm of each row, shape (B, 4).
+        """What is gathered of each row, shape (B, 5).
+
+        Prompt, completion and loss tokens, the surprisal norm, and a hash of the prompt in 24 bits,
+        which is what float32 holds.
 
         Args:
             per: "sequence" or "token", see `surprisal_norm`.
@@ -82,7 +86,8 @@ class Rollout:
         if self._log_probs is not None:
             surprisal = _surprisal(_padded(self._log_probs, mask_BT.shape), mask_BT, per)
         prompt = [len(ids) for ids in self._prompt_ids]
-        return np.column_stack((prompt, tokens, mask_BT.sum(axis=1), surprisal))
+        same = [zlib.crc32(np.asarray(ids, np.int64).tobytes()) % 2**24 for ids in self._prompt_ids]
+        return np.column_stack((prompt, tokens, mask_BT.sum(axis=1), surprisal, same))
 
 
 def _padded(rows_B: Sequence[Any] | NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float64]:

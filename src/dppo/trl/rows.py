@@ -115,6 +115,19 @@ def shift_invariant(config: PreTrainedConfig) -> bool:
     return kinds <= {"default", "linear", "llama3", "yarn"}
 
 
+def follows_length(config: PreTrainedConfig) -> bool:
+    """Whether rotary frequencies depend on the longest sequence of a call ("dynamic", "longrope").
+
+    A row's log-probs then depend on which rows share its call, and how wide it is.
+    """
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None)
+    if not isinstance(rope, dict):
+        return False
+    kinds = {r.get("rope_type") for r in rope.values() if isinstance(r, dict)}
+    return bool({*kinds, rope.get("rope_type")} & {"dynamic", "longrope"})
+
+
 def _last_used(mask: Tensor) -> int:
     """One past the last column with a token; at least 1, for a row of no width has no forward."""
     used = mask.any(dim=0).nonzero()

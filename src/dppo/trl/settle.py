@@ -33,7 +33,8 @@ def settle(advantages_B: Tensor, decision: Decision, *, rank: int, notices: Noti
     if settled[inert].any():
         raise HostDriftError(
             "the host gave an advantage to a completion that pruning took for inert; its gradient "
-            "would be lost. Set completion_keep=1.0 and report this"
+            "would be lost. Set completion_keep=1.0 and packing='none', "
+            "and report this"
         )
     difference = np.abs(settled - choice.advantages.ravel()[mine]).max()
     notices.drift(float(difference), float(np.abs(settled).max()))

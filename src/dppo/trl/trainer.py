@@ -275,7 +275,7 @@ class DPPOTrainer(WeightedPasses):
                 generation=self._generation,
                 window_left=(self._position + left - 1) % accumulation + 1,
                 keep=keep,
-                facts_N4=gathered,
+                facts_N5=gathered,
                 rewards_NF=rollout.scored.float().cpu().numpy(),
             )
             decision = self._decision_on(basis, rollout.window)
@@ -295,7 +295,7 @@ class DPPOTrainer(WeightedPasses):
 
     def _decision_on(self, basis: Basis, window: Window | None) -> Decision:
         """A function of its arguments, so that a resumed run makes it again."""
-        rows_N = Rows.from_facts(basis.facts_N4)
+        rows_N = Rows.from_facts(basis.facts_N5)
         self._notices.surprisal(rows_N.surprisal, rows_N.loss_tokens)
         self._basis = basis
         return decide(
@@ -341,7 +341,7 @@ class DPPOTrainer(WeightedPasses):
             shares=form.shares and (form.reach is None or longest <= form.reach),
             prompt_N=rows_N.prompt_tokens,
             completion_N=rows_N.completion_tokens,
-            group_N=np.arange(rows_N.prompt_tokens.size) // self.num_generations,
+            group_N=rows_N.groups(self.num_generations),
         )
 
     # -- beginning, going on, checkpoints ----------------------------------------------------------
@@ -372,12 +372,12 @@ class DPPOTrainer(WeightedPasses):
     def _under_way(self) -> pruning_state.UnderWay | None:
         """The generation of which micro-steps are still to run, if there is one."""
         batch, basis = self._buffered_inputs, self._basis
-        if not self.args.prunes or batch is None or basis is None or self._position == 0:
+        if not self._plans or batch is None or basis is None or self._position == 0:
             return None
         return pruning_state.UnderWay(batch, basis)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.args.decides:
+        if self.args.decides or self._plans:
             # First, for the host's method ends with the upload, and what it writes last vouches
             # for the rest.
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"

@@ -38,6 +38,7 @@ class WeightedPasses(GRPOTrainer):
     def _begin_passes(self) -> None:
         """Attributes of this class; the host has been constructed."""
         self._shift_invariant = rows.shift_invariant(self.model.config)
+        self._follows_length = rows.follows_length(self.model.config)
         self._averages = full_batch.StepAverages()
         self._density: Counter[str] = Counter()
         self._plans = self.args.prunes or startup.packs_unpruned(self)
@@ -188,6 +189,8 @@ class WeightedPasses(GRPOTrainer):
         self._density.update(counts, forwards=1)
 
     def _trimmed(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if self._follows_length:  # old log-probs must be of rows as wide as the new ones
+            return batch
         return rows.trim(batch, left=self._shift_invariant, multiple=self.args.column_multiple)
 
     def compute_loss(
