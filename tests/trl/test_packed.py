@@ -16,7 +16,7 @@ from torch import Tensor
 from trl.trainer.utils import add_fused_lm_head
 
 from dppo.errors import ConfigurationError
-from dppo.trl import packed
+from dppo.trl import packed, self_check
 from dppo.trl.packed import IGNORED, Form, PackedModel
 
 from .conftest import Script, random_completions, tiny_model, trainer, watched
@@ -223,7 +223,7 @@ def test_one_sequence_with_trailing_padding_and_rows_without_a_label() -> None:
 def told(model: Any, *, shares: bool = False, **options: Any) -> str | None:
     """What the self-check says of it."""
     form = dataclasses.replace(Form.of(model.config), shares=shares)
-    return packed.problem(model, form, vocabulary=VOCABULARY, device="cpu", **options)
+    return self_check.problem(model, form, vocabulary=VOCABULARY, device="cpu", **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -256,7 +256,7 @@ def test_rounding_in_a_deep_model_with_large_logits_is_not_taken_for_a_fault(
     """It is some hundred times that of a small one, and padded rows have it too."""
     deep = {**GATED, "hidden_size": 128, "num_hidden_layers": 16}
     model = build(transformers.LlamaConfig(**deep), "sdpa").to(dtype)
-    probe = packed.Probe.drawn(VOCABULARY, "cpu")
+    probe = self_check.Probe.drawn(VOCABULARY, "cpu")
     with torch.no_grad():
         model.lm_head.weight.mul_(4)
         assert float(probe.alone(model).min()) < -20
@@ -293,12 +293,12 @@ def test_an_adapter_that_is_zero_at_first_has_its_gradient_checked() -> None:
     adapted = peft.get_peft_model(model, lora)
     form = Form.of(model.config)
     check = {"vocabulary": VOCABULARY, "device": "cpu"}
-    assert packed.problem(adapted, form, **check) is None
+    assert self_check.problem(adapted, form, **check) is None
     layer = model.model.layers[1].self_attn.v_proj
     layer.register_forward_hook(
         lambda module, given, out: out.detach() if out.shape[0] < 4 and out.shape[1] > 9 else out
     )
-    assert "a gradient is off by" in str(packed.problem(adapted, form, **check))
+    assert "a gradient is off by" in str(self_check.problem(adapted, form, **check))
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_positions_that_depend_on_the_row_are_not_packed(
     model = transformers.AutoModelForCausalLM.from_config(config)
     run = trainer(tmp_path, model=model, packing="varlen", max_steps=1)
     with caplog.at_level(logging.WARNING, logger="dppo"):
-        assert packed.form_of(run) is None
+        assert self_check.form_of(run) is None
     assert reason in caplog.text
     if reason.startswith("follow"):
         batch = {"prompt_mask": torch.ones(2, 3), "completion_mask": torch.zeros(2, 4)}
@@ -347,7 +347,7 @@ def test_another_attention_of_the_reference_is_not_packed(
     run = trainer(tmp_path, model=str(tmp_path / "model"), packing="varlen", beta=0.1)
     run.ref_model.set_attn_implementation("eager")
     with caplog.at_level(logging.WARNING, logger="dppo"):
-        assert packed.form_of(run) is None
+        assert self_check.form_of(run) is None
     assert "the reference model has eager attention" in caplog.text
 
 
@@ -391,7 +391,7 @@ def test_a_model_that_cannot_be_called_packed_is_told_with_its_words(
     def refuse(*args: Any, **options: Any) -> str:
         raise RuntimeError("no positions here")
 
-    monkeypatch.setattr(packed, "problem", refuse)
+    monkeypatch.setattr(self_check, "problem", refuse)
     with caplog.at_level(logging.WARNING, logger="dppo"):
         watched(trainer(tmp_path, packing="varlen")).check()
     assert "RuntimeError: no positions here" in caplog.text
@@ -527,7 +527,7 @@ def test_flash_attention_gets_one_row_and_the_lengths(name: str, flash: str) -> 
     for part, (log_probs, _) in zip(of_completions(out.log_probs), expected, strict=True):
         assert torch.allclose(part, log_probs, atol=1e-5)
     # Padded rows are beyond the stand-in; alone, they are what it computes.
-    probe = packed.Probe.drawn(VOCABULARY, "cpu")
+    probe = self_check.Probe.drawn(VOCABULARY, "cpu")
     called = PackedModel(model, form=form, completion=probe.completion)
     assert torch.allclose(probe.packed(called), probe.alone(model), atol=1e-5)
     wrong = dataclasses.replace(form, flat=False)  # positions alone do not reach such a kernel
@@ -544,7 +544,7 @@ def test_an_adapter_of_virtual_tokens_is_not_packed(
     prompt_tuning = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     run = trainer(tmp_path, packing="varlen", peft_config=prompt_tuning, max_steps=1)
     with caplog.at_level(logging.WARNING, logger="dppo"):
-        assert packed.form_of(run) is None
+        assert self_check.form_of(run) is None
     assert "virtual tokens" in caplog.text
 
 
@@ -560,7 +560,7 @@ def test_a_model_that_takes_no_mask_of_ours_shares_no_prompt(
 
     run.model.register_forward_pre_hook(refuse, with_kwargs=True)
     with caplog.at_level(logging.WARNING, logger="dppo"):
-        form = packed.form_of(run)
+        form = self_check.form_of(run)
     assert form is not None
     assert not form.shares
     assert "two dimensions, please" in caplog.text

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dppo.packing.layout import Price
 from dppo.tasks import load_builtin_tokenizer
-from dppo.trl.packed import form_of
+from dppo.trl.self_check import form_of
 
 from .conftest import (
     Script,

@@ -16,7 +16,7 @@ from trl.trainer.utils import RepeatSampler
 
 from dppo.errors import ConfigurationError
 from dppo.pruner import Pruner
-from dppo.trl import full_batch, packed, pruning_state
+from dppo.trl import full_batch, pruning_state, self_check
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class LineUp(TrainerCallback):
         if trainer._auto is not None:
             trainer._auto.begin()
         packs = trainer._plans and args.packing in {"auto", "varlen"}
-        trainer._form = packed.form_of(trainer) if packs else None
+        trainer._form = self_check.form_of(trainer) if packs else None
         self.epoch = 0
         if trainer._resumed is None and trainer._generation == 0:
             # Whoever has looked at the loader has drawn windows.
