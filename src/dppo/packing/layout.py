@@ -159,11 +159,14 @@ def dense(
     """
     allowed = price.memory(*padded)
     best: tuple[tuple[float, float], Ints, int, Trees] | None = None
-    for bound, rows, grown in sorted(
-        _candidates(prompt_B, completion_B, group_B, price=price, shares=shares),
-        key=lambda candidate: candidate[0],
-    ):
-        if best is not None and (0.0, 1.01 * bound) >= best[0]:  # no more than 1 % to gain
+    candidates = [
+        ((max(price.memory(rows * width, width) - allowed, 0.0), time), rows, grown)
+        for time, rows, width, grown in _candidates(
+            prompt_B, completion_B, group_B, price=price, shares=shares
+        )
+    ]
+    for (least, bound), rows, grown in sorted(candidates, key=lambda candidate: candidate[0]):
+        if best is not None and (1.01 * least, 1.01 * bound) >= best[0]:  # 1 % to gain at most
             break
         bin_T, width = _fitted(grown.tokens_T, rows, window)
         if widest is not None and width > widest and rows < prompt_B.size:
@@ -180,8 +183,8 @@ def dense(
 
 def _candidates(
     prompt_B: Ints, completion_B: Ints, group_B: Ints, *, price: Price, shares: bool
-) -> Iterator[tuple[float, int, Trees]]:
-    """A bound of the time, a number of rows, and the trees to lay in them."""
+) -> Iterator[tuple[float, int, int, Trees]]:
+    """A bound of the time, a number of rows, a bound of their width, and the trees to lay there."""
     for most in _branchings(group_B, shares=shares):
         grown = trees(prompt_B, completion_B, group_B, most=most)
         count, total = len(grown.members_T), int(grown.tokens_T.sum())
@@ -189,7 +192,8 @@ def _candidates(
         # Rows are most even where each has as many trees, or they take turns with one more.
         for rows in sorted({-(-2 * count // each) for each in range(2, 2 * count + 1)}):
             width = max(longest, -(-total // rows))
-            yield price.time(rows * width, width, shared=count < prompt_B.size), rows, grown
+            time = price.time(rows * width, width, shared=count < prompt_B.size)
+            yield time, rows, width, grown
 
 
 def _fitted(tokens_T: Ints, rows: int, window: int) -> tuple[Ints, int]:
