@@ -134,6 +134,35 @@ def test_algorithm_1_by_hand():
         np.testing.assert_allclose(draws.mean(axis=0), method.mean_PG, atol=0.15 / (1 - rate))
 
 
+@pytest.mark.parametrize("design", ["systematic", "poisson"])
+def test_draws_have_the_mean_that_bias_is_computed_from(design):
+    """Of every method; else one that is biased could be called unbiased."""
+    recording = recorded(earlier_reward_NG=[[0, 0], [1, 0], [1, 1]])
+    for method in unbiased_methods(recording, design=design) + biased_methods(recording):
+        rng = np.random.default_rng(0)
+        draws = np.array([method.draw(rng) for _ in range(800)])
+        error = draws.std(axis=0) / np.sqrt(len(draws))
+        off = np.abs(draws.mean(axis=0) - method.mean_PG)
+        # Some 700 entries: by a seed, none beyond 5 standard errors; a rare one may not be drawn.
+        rare = (draws != 0).sum(axis=0) < 30
+        assert (off <= 5 * error + 1e-9)[~rare].all(), (method.name, method.rate)
+    wrong = Method("biased", "", np.ones((3, 4)), lambda rng: 2.0 * (rng.random((3, 4)) < 0.4))
+    draws = np.array([wrong.draw(rng) for _ in range(800)])
+    error = draws.std(axis=0) / np.sqrt(len(draws))
+    assert (np.abs(draws.mean(axis=0) - wrong.mean_PG) > 5 * error).any()
+
+
+def test_completions_without_a_score_are_no_choice_of_the_peers():
+    rewards = np.array([[1, np.nan, 0, 0], [np.nan, np.nan, np.nan, 1], [np.nan] * 4])
+    recording = Recording.of(rewards, np.ones((3, 4)), earlier_reward_NG=rewards)
+    chosen = pods(recording, 0.5)
+    assert np.isfinite(chosen).all()
+    assert chosen[0, 1] == 0
+    assert not chosen[1:].any()
+    for method in biased_methods(recording):
+        assert np.isfinite(method.draw(np.random.default_rng(0))).all()
+
+
 def test_cppo_and_pods_by_hand():
     recording = recorded()
     factor = cppo(recording, 0.5)
@@ -181,6 +210,7 @@ def test_a_recording_is_what_was_saved(tmp_path):
     ("change", "message"),
     [
         ({"completion_tokens_NG": np.zeros((3, 4))}, "completion_tokens_NG"),
+        ({"completion_tokens_NG": -np.ones((3, 4))}, "completion_tokens_NG"),
         ({"completion_tokens_NG": np.ones((3, 3))}, "completion_tokens_NG"),
         ({"gradient_NGK": np.full((3, 4, 2), np.nan)}, "gradient_NGK"),
         ({"prompt_tokens_N": [1, 2]}, "prompt_tokens_N"),

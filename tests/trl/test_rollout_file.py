@@ -28,6 +28,10 @@ def test_a_run_records_its_completions(tmp_path: Path, keep: float | str) -> Non
         np.testing.assert_array_equal(found.completion_tokens_PG[mine], tokens)
     assert measure(found, unbiased_methods(found), draws=5)
     assert not list(path.parent.glob("*.part"))
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match="would be overwritten; give another name"):
+        trainer(tmp_path, record_rollouts=str(path))
+    assert path.read_bytes() == before
 
 
 def test_without_log_probs_there_is_no_surprisal(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from dppo._checks import Bools, Floats
 from dppo.audit.methods import PRUNE_RATES, Method
 from dppo.audit.recording import Recording
+from dppo.estimator.advantages import constant_groups
 
 __all__ = ["biased_methods"]
 
@@ -57,14 +58,21 @@ def cppo(recording: Recording, share: float) -> Floats:
 
 
 def pods(recording: Recording, share: float) -> Floats:
-    """In each group the i best and m - i worst, i of the largest variance of rewards; m >= 2."""
+    """In each group the i best and m - i worst, i of the largest variance of rewards; m >= 2.
+
+    Of the scored ones; a group with fewer than two is left out.
+    """
     rewards, advantages = recording.rewards_PG, recording.advantages_PG
     group = rewards.shape[1]
-    count = max(int(group * share), min(2, group))  # of one there is no variance
     factor = np.zeros(rewards.shape)
     for row, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True)):
-        order = np.argsort(-reward, kind="stable")
-        choices = [np.r_[order[:best], order[group - count + best :]] for best in range(count + 1)]
+        scored = np.flatnonzero(~np.isnan(reward))
+        if scored.size < 2:
+            continue
+        count = min(max(int(group * share), 2), scored.size)  # of one there is no variance
+        order = scored[np.argsort(-reward[scored], kind="stable")]
+        worst = scored.size - count
+        choices = [np.r_[order[:best], order[worst + best :]] for best in range(count + 1)]
         chosen = max(choices, key=lambda rows: float(np.var(reward[rows])))
         anew = (reward[chosen] - reward[chosen].mean()) / (reward[chosen].std() + 1e-4)
         has = advantage[chosen] != 0
@@ -77,7 +85,7 @@ def greso(recording: Recording) -> Method:
     """Prompts are skipped as after one visit without signal."""
     assert recording.earlier_rewards_PG is not None  # the caller has looked
     earlier = recording.earlier_rewards_PG
-    silent_P = earlier.max(axis=1) == earlier.min(axis=1)
+    silent_P = constant_groups(earlier)
     probability_P = np.where(silent_P, 1 - SKIP, 1.0)
     count, group = recording.rewards_PG.shape
     # The batch is refilled with other prompts, so the mean is over those rolled out.

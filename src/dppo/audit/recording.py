@@ -58,10 +58,12 @@ class Recording:
         rewards = check_rewards(reward_NG)
         tokens = finite("completion_tokens_NG", completion_tokens_NG, ndim=2)
         same_shape("completion_tokens_NG", tokens, rewards.shape)
-        reject("completion_tokens_NG", tokens, tokens < 1, "must be >= 1")
+        reject("completion_tokens_NG", tokens, tokens < 0, "must be >= 0")
         prompts = np.zeros(len(rewards)) if prompt_tokens_N is None else prompt_tokens_N
         prompt_tokens = finite("prompt_tokens_N", prompts, ndim=1)
         same_shape("prompt_tokens_N", prompt_tokens, rewards.shape[:1])
+        cost = tokens + prompt_tokens[:, None]
+        reject("prompt_tokens_N + completion_tokens_NG", cost, cost < 1, "must be >= 1")
         advantages = group_advantages(rewards).values_PG if advantage_NG is None else advantage_NG
         advantages = finite("advantage_NG", advantages, ndim=2)
         same_shape("advantage_NG", advantages, rewards.shape)

@@ -8,6 +8,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from dppo.audit import Recording, save_recording
+from dppo.errors import ConfigurationError
 from dppo.trl.decision import Decision
 
 
@@ -15,16 +16,25 @@ class RolloutFile(TrainerCallback):
     """Collects generations, and writes them at every checkpoint and at the end, on one rank.
 
     Args:
-        path: Of the file; replaced whole, so that it is never half written.
+        path: Of the file, which must not exist: what a run before a resume has recorded is kept.
+            Replaced whole, so that it is never half written.
+
+    Raises:
+        ConfigurationError: It exists.
     """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._generations: list[Decision] = []
+        self._generations: list[Recording] = []
+        if self._path.exists():
+            raise ConfigurationError(
+                f"record_rollouts={path!r} exists, and would be overwritten; give another name, "
+                "also to a run that is resumed"
+            )
 
     def add(self, decision: Decision) -> None:
         """A generation that was decided on."""
-        self._generations.append(decision)
+        self._generations.append(recording(decision))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A checkpoint was written."""
@@ -39,22 +49,31 @@ class RolloutFile(TrainerCallback):
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         part = self._path.with_name(self._path.name + ".part")
-        save_recording(part, recording(self._generations))
+        save_recording(part, joined(self._generations))
         os.replace(part, self._path)
 
 
-def recording(generations: list[Decision]) -> Recording:
-    """The prompts of all generations, one after the other; no surprisal if any has none."""
-    shape = generations[0].rewards_PG.shape
-
-    def joined(name: str) -> Any:
-        return np.concatenate([getattr(d.rows, name).reshape(shape) for d in generations])
-
-    surprisal = joined("surprisal")
+def recording(decision: Decision) -> Recording:
+    """One generation; no surprisal if a completion has none."""
+    rows, shape = decision.rows, decision.rewards_PG.shape
+    surprisal = rows.surprisal.reshape(shape)
     return Recording.of(
-        np.concatenate([d.rewards_PG for d in generations]),
-        np.maximum(joined("completion_tokens"), 1),
-        prompt_tokens_N=joined("prompt_tokens").max(axis=1),
-        advantage_NG=np.concatenate([d.choices[0].advantages for d in generations]),
+        decision.rewards_PG,
+        rows.completion_tokens.reshape(shape),
+        prompt_tokens_N=rows.prompt_tokens.reshape(shape).max(axis=1),
+        advantage_NG=decision.choices[0].advantages,
         surprisal_norm_NG=None if np.isnan(surprisal).any() else surprisal,
+    )
+
+
+def joined(generations: list[Recording]) -> Recording:
+    """The prompts of all generations, one after the other; no surprisal if any has none."""
+    surprisals = [g.surprisal_PG for g in generations if g.surprisal_PG is not None]
+    whole = len(surprisals) == len(generations)
+    return Recording.of(
+        np.concatenate([g.rewards_PG for g in generations]),
+        np.concatenate([g.completion_tokens_PG for g in generations]),
+        prompt_tokens_N=np.concatenate([g.prompt_tokens_P for g in generations]),
+        advantage_NG=np.concatenate([g.advantages_PG for g in generations]),
+        surprisal_norm_NG=np.concatenate(surprisals) if whole else None,
     )

@@ -161,7 +161,7 @@ def _difference(model: Any, packed: Tensor, padded: Tensor, alone: Tensor) -> st
     if not alone.requires_grad:
         return None
     weight = torch.linspace(0.5, 2.0, len(PROBE), device=alone.device)[:, None]
-    for parameter in [p for p in model.parameters() if p.requires_grad][:8]:
+    for parameter in (p for p in model.parameters() if p.requires_grad):
         gradients = [
             torch.autograd.grad(
                 (weight * values).sum(), parameter, allow_unused=True, retain_graph=True
@@ -174,7 +174,7 @@ def _difference(model: Any, packed: Tensor, padded: Tensor, alone: Tensor) -> st
         if not off <= max(NOISE * noise, 8 * least * float(gradients[2].abs().max())):
             return f"a gradient is off by {off:.2g}, that of padded rows by {noise:.2g}"
         return None
-    return None
+    return "no trainable parameter has a gradient to compare"
 
 
 def form_of(trainer: Any) -> Form | None:

@@ -172,7 +172,7 @@ def check_model(trainer: Any) -> None:
         logger.info("KL reference: %s", describe_reference(trainer))
 
 
-def packs_unpruned(trainer: Any) -> bool:
+def packs_without_pruning(trainer: Any) -> bool:
     """Whether micro-batches are packed though nothing is pruned, which must change no statistic."""
     args = trainer.args
     if args.packing != "auto":

@@ -41,7 +41,7 @@ class WeightedPasses(GRPOTrainer):
         self._follows_length = rows.follows_length(self.model.config)
         self._averages = full_batch.StepAverages()
         self._density: Counter[str] = Counter()
-        self._plans = self.args.prunes or startup.packs_unpruned(self)
+        self._plans = self.args.prunes or startup.packs_without_pruning(self)
         self._form: Form | None = None
         self._rolled_out_at = -1
         self._window_position = 0
