@@ -184,3 +184,33 @@ def test_on_recorded_gradients_it_reaches_the_best_fixed_rate(share):
 
     best = max(efficiency(keep) for keep in np.arange(0.05, 1.001, 0.05))
     assert efficiency(auto.at(60)) >= 0.9 * best
+
+
+# -- the rate and the estimate ---------------------------------------------------------------------
+
+
+def toy():
+    rng = np.random.default_rng(3)
+    size, gradients = rng.random(6) + 0.1, rng.normal(size=(6, 3))
+    return gradients, [dppo.proportional_inclusion(size, keep=rate) for rate in GRID]
+
+
+def test_a_rate_that_follows_from_the_rollouts_leaves_no_bias():
+    """Every outcome at every rate of the grid: whatever chose it, its mean is the full gradient."""
+    gradients, pi_R = toy()
+    for pi in pi_R:
+        mean = sum(p * outcome.weight @ gradients for p, outcome in dppo.outcomes(pi))
+        np.testing.assert_allclose(mean, gradients.sum(axis=0), atol=1e-10)
+
+
+def test_control_a_rate_that_follows_from_the_draw_is_biased():
+    """Drawn again at a higher rate where fewer than two were kept."""
+    gradients, pi_R = toy()
+    low, high = pi_R[GRID.index(0.25)], pi_R[GRID.index(0.7)]
+    mean = np.zeros(3)
+    for p, first in dppo.outcomes(low):
+        if first.kept.sum() >= 2:
+            mean += p * first.weight @ gradients
+        else:
+            mean += p * sum(q * second.weight @ gradients for q, second in dppo.outcomes(high))
+    assert np.abs(mean - gradients.sum(axis=0)).max() > 1e-2
