@@ -1,26 +1,12 @@
-"""Methods of others, for comparison only: without inclusion probabilities, so biased.
-
-What they drop or keep is stated by their papers or code; the factor is what their loss then
-multiplies a survivor's gradient by, relative to the full batch's loss.
-
-* CPPO (Lin et al., arXiv 2503.22342; its code): the k largest |A| of the whole batch, and the mean
-  over them.
-* PODS (Xu et al., arXiv 2504.13818): of each group the m completions of largest reward variance,
-  advantages normalised anew on them.
-* DAPO's dynamic sampling (Yu et al., arXiv 2503.14476): groups without signal left out, the batch
-  refilled, so that the mean is over groups with signal.
-* GRESO (Zheng et al., arXiv 2506.02177): prompts whose earlier visit had no signal are skipped
-  with a probability, before the rollout; no weight.
-* Algorithm 1 of the paper, to the letter: of a group's completions with |A| below its mean a fixed
-  fraction r, rounded down, is dropped; the others of these are weighted by 1 / (1 - r).
-"""
+"""Methods of others (`dppo.peers`) as factors on recorded rollouts: biased, for comparison only."""
 
 import numpy as np
 
-from dppo._checks import Bools, Floats
+from dppo._checks import Floats
 from dppo.audit.methods import PRUNE_RATES, Method
 from dppo.audit.recording import Recording
 from dppo.estimator.advantages import constant_groups
+from dppo.peers import rules
 
 __all__ = ["biased_methods"]
 
@@ -49,36 +35,17 @@ def _fixed(name: str, rate: str, factor: Floats, *, rollout: float = 1.0) -> Met
 
 
 def cppo(recording: Recording, share: float) -> Floats:
-    """The int(N share) largest |A|; ties by place."""
-    size = np.abs(recording.advantages_PG).ravel()
-    count = max(int(size.size * share), 1)
-    factor = np.zeros(size.size)
-    factor[np.argsort(-size, kind="stable")[:count]] = size.size / count
-    return factor.reshape(recording.advantages_PG.shape)
+    """Its factors."""
+    chosen = rules.cppo(recording.advantages_PG, keep=share)
+    return rules.mean_over(chosen, np.ones(chosen.shape))
 
 
 def pods(recording: Recording, share: float) -> Floats:
-    """In each group the i best and m - i worst, i of the largest variance of rewards; m >= 2.
-
-    Of the scored ones; a group with fewer than two is left out.
-    """
-    rewards, advantages = recording.rewards_PG, recording.advantages_PG
-    group = rewards.shape[1]
-    factor = np.zeros(rewards.shape)
-    for row, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True)):
-        scored = np.flatnonzero(~np.isnan(reward))
-        if scored.size < 2:
-            continue
-        count = min(max(int(group * share), 2), scored.size)  # of one there is no variance
-        order = scored[np.argsort(-reward[scored], kind="stable")]
-        worst = scored.size - count
-        choices = [np.r_[order[:best], order[worst + best :]] for best in range(count + 1)]
-        chosen = max(choices, key=lambda rows: float(np.var(reward[rows])))
-        anew = (reward[chosen] - reward[chosen].mean()) / (reward[chosen].std() + 1e-4)
-        has = advantage[chosen] != 0
-        ratio = np.divide(anew, advantage[chosen], out=np.zeros(count), where=has)
-        factor[row, chosen] = ratio * group / count
-    return factor
+    """Its factors, relative to the advantages of the whole group."""
+    chosen, anew = rules.pods(recording.rewards_PG, keep=share)
+    has = chosen & (recording.advantages_PG != 0)
+    ratio = np.divide(anew, recording.advantages_PG, out=np.zeros(anew.shape), where=has)
+    return ratio * rules.mean_over(chosen, np.ones(chosen.shape))
 
 
 def greso(recording: Recording) -> Method:
@@ -100,18 +67,11 @@ def greso(recording: Recording) -> Method:
 
 
 def algorithm_1(recording: Recording, rate: float) -> Method:
-    """Which of the low ones are dropped is random here; their ties leave it open."""
-    size = np.abs(recording.advantages_PG)
-    low = size < size.mean(axis=1, keepdims=True)
-    dropped_P = np.floor(rate * low.sum(axis=1)).astype(np.int64)
-    count_P = np.maximum(low.sum(axis=1), 1)
-    kept_share = ((count_P - dropped_P) / count_P)[:, None]
-    mean = np.where(low, kept_share / (1 - rate), 1.0)
+    """Algorithm 1 of the paper, to the letter."""
+    advantages = recording.advantages_PG
+    mean = rules.algorithm_1_mean(advantages, rate=rate)
 
     def draw(rng: np.random.Generator) -> Floats:
-        key = np.where(low, rng.random(size.shape), np.inf)
-        rank = np.argsort(np.argsort(key, axis=1), axis=1)
-        out: Bools = rank < dropped_P[:, None]
-        return np.where(out, 0.0, np.where(low, 1 / (1 - rate), 1.0))
+        return rules.algorithm_1(advantages, rate=rate, rng=rng)
 
     return Method("paper, Algorithm 1", f"r={rate}", mean, draw)

@@ -48,6 +48,26 @@ class Rollout:
             if recorded.shape[0] == len(self.completion_ids) and recorded.shape[1] >= longest:
                 self._log_probs = recorded[:, :longest]
 
+    def replace(self, places: Sequence[int], other: "Rollout") -> None:
+        """Take rows of another rollout in place of some of these, in the host's own lists."""
+        if self._log_probs is None or other._log_probs is None:
+            self._log_probs = None
+        elif isinstance(self._log_probs, np.ndarray):
+            self._log_probs = list(self._log_probs)
+        pairs: list[tuple[Any, Any]] = [
+            (self.inputs, other.inputs),
+            (self.completions, other.completions),
+            (self.completion_ids, other.completion_ids),
+            (self._prompt_ids, other._prompt_ids),
+            (self._tool_mask, other._tool_mask),
+            (self._log_probs, other._log_probs),
+            *((rows, other._extra_fields.get(key)) for key, rows in self._extra_fields.items()),
+        ]
+        for mine, others in pairs:
+            if isinstance(mine, list) and others is not None:
+                for row, place in enumerate(places):
+                    mine[place] = others[row]
+
     def completion_tokens(self) -> NDArray[np.int64]:
         """Tokens of each completion, shape (B,)."""
         return np.array([len(ids) for ids in self.completion_ids], dtype=np.int64)
