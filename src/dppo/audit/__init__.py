@@ -7,14 +7,17 @@ from dppo.audit.measure import Measured, measure
 from dppo.audit.methods import Method, unbiased_methods
 from dppo.audit.peers import biased_methods
 from dppo.audit.recording import Recording, load_recording, save_recording
+from dppo.audit.redraws import Redraws, measure_redraws
 
 __all__ = [
     "Measured",
     "Method",
     "Recording",
+    "Redraws",
     "biased_methods",
     "load_recording",
     "measure",
+    "measure_redraws",
     "save_recording",
     "unbiased_methods",
 ]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from dppo._checks import Floats, finite, reject, same_shape
 from dppo.errors import InvalidInputError
@@ -108,15 +108,18 @@ def load_recording(path: str | Path) -> Recording:
     return Recording.of(**arrays)
 
 
-def save_recording(path: str | Path, recording: Recording) -> None:
+def save_recording(
+    path: str | Path, recording: Recording, *, gradient_dtype: DTypeLike = np.float64
+) -> None:
     """Write a file that `load_recording` reads."""
+    gradients = recording.gradients_PGK
     arrays = {
         "reward_NG": recording.rewards_PG,
         "completion_tokens_NG": recording.completion_tokens_PG,
         "prompt_tokens_N": recording.prompt_tokens_P,
         "advantage_NG": recording.advantages_PG,
         "surprisal_norm_NG": recording.surprisal_PG,
-        "gradient_NGK": recording.gradients_PGK,
+        "gradient_NGK": None if gradients is None else gradients.astype(gradient_dtype),
         "earlier_reward_NG": recording.earlier_rewards_PG,
     }
     given = {name: array for name, array in arrays.items() if array is not None}

@@ -97,6 +97,14 @@ class DPPOConfig(GRPOConfig):
         record_rollouts (`str`, *optional*):
             Path of an .npz file for rewards, advantages, lengths and surprisal of all completions,
             which `dppo audit` reads; written at checkpoints and at the end.
+        record_gradients (`int`, *optional*):
+            Record each completion's gradient too, sketched to this many numbers (1024, say), before
+            its generation is trained on. One backward pass for each: for small models.
+        audit_step (`int`, *optional*):
+            Before this optimizer step, from 1, its pruning is drawn again and compared with the
+            full gradient: `dppo/audit/*` and `audit_step_<N>.json`. Training is as without it.
+        audit_redraws (`int`, *optional*, defaults to `32`):
+            How often.
 
     > Parameters that control the prompts
 
@@ -209,6 +217,15 @@ class DPPOConfig(GRPOConfig):
             "for dppo audit."
         },
     )
+    record_gradients: int | None = field(
+        default=None,
+        metadata={"help": "Record completions' gradients too, sketched to this many numbers."},
+    )
+    audit_step: int | None = field(
+        default=None,
+        metadata={"help": "Optimizer step whose pruning is redrawn to see if it is unbiased."},
+    )
+    audit_redraws: int = field(default=32, metadata={"help": "How often audit_step draws again."})
     max_prompt_length: int | None = field(
         default=None,
         metadata={
@@ -241,6 +258,7 @@ class DPPOConfig(GRPOConfig):
         self.prune_config()
         config_checks.check_annealing(self)
         config_checks.check_recording(self)
+        config_checks.check_audit(self)
         if self.prunes or self.packs_unpruned:
             config_checks.check_exact(self)
         if self.prunes_prompts:

@@ -78,6 +78,43 @@ def check_recording(config: Any) -> None:
             "with completion_keep=1.0 and packing='none' nothing is. completion_keep='shadow' "
             "decides, and trains on everything"
         )
+    size = config.record_gradients
+    if size is None:
+        return
+    if size < 1:
+        raise ConfigurationError(f"record_gradients={size}: must be >= 1, 1024 for example")
+    if config.record_rollouts is None:
+        raise ConfigurationError(
+            f"record_gradients={size} has no file to write to; set record_rollouts to its path"
+        )
+    if couples_rows(config):
+        raise ConfigurationError(
+            f"record_gradients={size} takes the loss apart by completions, which "
+            "top_entropy_quantile < 1, use_adaptive_entropy=True and an unknown loss_type do not "
+            "allow; change that, or set it to None"
+        )
+
+
+def check_audit(config: Any) -> None:
+    """Refuse to audit a step that there is not, or that prunes nothing."""
+    if config.audit_redraws < 2:
+        raise ConfigurationError(
+            f"audit_redraws={config.audit_redraws}: an error takes at least 2; 32 is the default"
+        )
+    step = config.audit_step
+    if step is None:
+        return
+    if step < 1:
+        raise ConfigurationError(f"audit_step={step}: steps are counted from 1")
+    if 0 < config.max_steps < step:
+        raise ConfigurationError(
+            f"audit_step={step} is after the last step, max_steps={config.max_steps}"
+        )
+    if not config.prunes_completions:
+        raise ConfigurationError(
+            f"audit_step={step} draws the pruning of completions again, and with "
+            f"completion_keep={config.completion_keep!r} none are; give a rate or 'auto'"
+        )
 
 
 def check_annealing(config: Any) -> None:

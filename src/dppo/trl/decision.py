@@ -270,6 +270,7 @@ def decide(
     room: Room | None = None,
     keep: float | None = None,
     window: Window | None = None,
+    order_seed: int | None = None,
 ) -> Decision:
     """Choose the survivors of every pass and lay them out over the micro-steps.
 
@@ -287,10 +288,12 @@ def decide(
         room: Of a micro-batch, where its rows are packed; None: as many rows as before.
         keep: Rate in place of the configured one.
         window: The candidates that the prompts were drawn from.
+        order_seed: Of which micro-step trains which row; None: the pruner's.
     """
     shape = told.rewards_PG.shape
     cut = schedule.segments(geometry, window_left=window_left)
-    micro_step_N = schedule.micro_step_of_rows(geometry, seed=pruner.seed, generation=generation)
+    order_seed = pruner.seed if order_seed is None else order_seed
+    micro_step_N = schedule.micro_step_of_rows(geometry, seed=order_seed, generation=generation)
     full_tokens_N = schedule.original_tokens(rows.loss_tokens, micro_step_N, geometry)
     length_N = rows.prompt_tokens + rows.completion_tokens
     masked_PG = (rows.loss_tokens == 0).reshape(shape)

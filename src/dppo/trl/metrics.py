@@ -133,8 +133,10 @@ def log_times(trainer: Any) -> None:
 def _efficiency(trainer: Any) -> float | None:
     """Predicted progress per second against the full batch, from the times of the run so far."""
     of_pruner, seconds = trainer.pruner.metrics(), trainer.clock.seconds
-    if not of_pruner or of_pruner["cost/keep"] == 0 or seconds["train"] == 0:
-        return None  # nothing decided, kept or trained yet
+    if "variance/inflation" not in of_pruner:
+        return None  # nothing decided yet, or a rule without inclusion probabilities
+    if of_pruner["cost/keep"] == 0 or seconds["train"] == 0:
+        return None  # nothing kept or trained yet
     kept, train = of_pruner["cost/keep"], seconds["train"]
     fixed = seconds["rollout"] + seconds["score"]
     unpruned = train / kept if trainer.args.prunes else train

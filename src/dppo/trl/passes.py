@@ -4,12 +4,15 @@ Suffixes: `_R` rows of a micro-batch, `_B` rows of a rank's generation.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
 
 from dppo.trl import rows
 
@@ -59,3 +62,51 @@ def score_kept(
         result[kept] = 0.0
         result[kept, :width] = log_probs[real.to(log_probs.device)].to(result)
     return result
+
+
+def filled(trainer: Any, generation: dict[str, Any]) -> dict[str, Any]:
+    """The generation with the old and reference log-probs of rows that are not trained on, too.
+
+    Old ones are computed at the parameters at hand: right only before the generation's first step.
+    """
+    found = dict(generation)
+    for key in ("old_per_token_logps", "ref_per_token_logps"):
+        values = generation.get(key)
+        if values is not None and lacks(values).any():
+            scores = _scored(trainer, generation, lacks(values), reference=key.startswith("ref"))
+            found[key] = torch.where(lacks(values)[:, None], scores.to(values), values)
+    return found
+
+
+def lacks(values: Tensor | None) -> Tensor:
+    """Which rows of log-probs were left out."""
+    return torch.zeros(0, dtype=torch.bool) if values is None else values.isnan().any(dim=1)
+
+
+def _scored(trainer: Any, generation: dict[str, Any], here: Tensor, *, reference: bool) -> Tensor:
+    model, adapter = trainer.model, nullcontext()
+    if reference and trainer.ref_model is not None:
+        model = trainer.ref_model
+    elif reference:
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        adapter = use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None)
+    rows, size = np.flatnonzero(here.cpu().numpy()), trainer.args.per_device_train_batch_size
+    ids_mask = [
+        torch.cat([generation[f"prompt_{name}"], generation[f"completion_{name}"]], dim=1)
+        for name in ("ids", "mask")
+    ]
+    width, decision = generation["completion_ids"].shape[1], trainer._decision
+    trainer._decision = None  # else only its survivors are scored
+
+    def score(ids: Tensor, mask: Tensor, kept: int) -> Tensor:
+        return trainer._get_per_token_logps_and_entropies(model, ids, mask, kept)[0]
+
+    options = trainer.args.gradient_checkpointing_kwargs
+    bins = np.array_split(rows, range(size, len(rows), size))
+    try:
+        with torch.no_grad(), disable_gradient_checkpointing(trainer.model, options), adapter:
+            return score_kept(
+                score, ids_mask[0], ids_mask[1], width, bins=bins, trim=trainer._trimmed
+            )
+    finally:
+        trainer._decision = decision

@@ -45,6 +45,8 @@ class LineUp(TrainerCallback):
         trainer._density.clear()
         if trainer._auto is not None:
             trainer._auto.begin()
+        if trainer._audit is not None:
+            trainer._audit.begin(trainer)
         packs = trainer._plans and args.packing in {"auto", "varlen"}
         trainer._form = self_check.form_of(trainer) if packs else None
         self.epoch = 0

@@ -1,10 +1,12 @@
 """`record_rollouts`: what was rolled out, in a file that `dppo audit` reads."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import TrainerCallback
 
 from dppo.audit import Recording, save_recording
@@ -36,6 +38,11 @@ class RolloutFile(TrainerCallback):
         """A generation that was decided on."""
         self._generations.append(recording(decision))
 
+    def add_gradients(self, gradient_NGK: NDArray[np.float32]) -> None:
+        """Those of the latest generation, shape (P, G, K)."""
+        latest: Any = replace(self._generations[-1], gradients_PGK=gradient_NGK)  # not yet float64
+        self._generations[-1] = latest
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A checkpoint was written."""
         self._write(state)
@@ -49,7 +56,7 @@ class RolloutFile(TrainerCallback):
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         part = self._path.with_name(self._path.name + ".part")
-        save_recording(part, joined(self._generations))
+        save_recording(part, joined(self._generations), gradient_dtype=np.float32)
         os.replace(part, self._path)
 
 
@@ -67,13 +74,15 @@ def recording(decision: Decision) -> Recording:
 
 
 def joined(generations: list[Recording]) -> Recording:
-    """The prompts of all generations, one after the other; no surprisal if any has none."""
+    """The prompts of all generations, one after the other; without what any of them lacks."""
     surprisals = [g.surprisal_PG for g in generations if g.surprisal_PG is not None]
-    whole = len(surprisals) == len(generations)
+    gradients = [g.gradients_PGK for g in generations if g.gradients_PGK is not None]
+    count = len(generations)
     return Recording.of(
         np.concatenate([g.rewards_PG for g in generations]),
         np.concatenate([g.completion_tokens_PG for g in generations]),
         prompt_tokens_N=np.concatenate([g.prompt_tokens_P for g in generations]),
         advantage_NG=np.concatenate([g.advantages_PG for g in generations]),
-        surprisal_norm_NG=np.concatenate(surprisals) if whole else None,
+        surprisal_norm_NG=np.concatenate(surprisals) if len(surprisals) == count else None,
+        gradient_NGK=np.concatenate(gradients) if len(gradients) == count else None,
     )

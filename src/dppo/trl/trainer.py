@@ -32,6 +32,7 @@ from dppo.estimator.weights import loss_denominator
 from dppo.pruner import Pruner
 from dppo.trl import (
     contract,
+    gradients,
     metrics,
     notices,
     pruning_state,
@@ -116,6 +117,7 @@ class DPPOTrainer(WeightedPasses):
         super().__init__(**startup.checked(host.bind(*first, *rest, **kwargs).arguments))
         contract.check_attributes(self)
         startup.check_model(self)
+        gradients.check_start(self)
         self._begin_passes()
         self.clock = PhaseClock()
         self.pruner = Pruner(args.prune_config(), seed=args.seed)
@@ -126,6 +128,8 @@ class DPPOTrainer(WeightedPasses):
         if args.record_rollouts is not None:
             self._rollout_file = RolloutFile(args.record_rollouts)
             self.add_callback(self._rollout_file)
+        size = self.args.record_gradients
+        self._row_gradients = None if size is None else gradients.RowGradients(size)
         self._notices = notices.Notices()
         self._generation = 0
         self._sampler: Any = None
@@ -213,6 +217,10 @@ class DPPOTrainer(WeightedPasses):
                     notices=self._notices,
                 )
             metrics.log_decision(self)
+        if self._row_gradients is not None and self._rollout_file is not None:
+            self._rollout_file.add_gradients(self._row_gradients.of(self, output))
+        if self._audit is not None:
+            self._audit.rolled_out(self, output)
         self._generation += 1
         return output
 
@@ -220,6 +228,17 @@ class DPPOTrainer(WeightedPasses):
         if self._rollout is None:
             return super()._generate(prompts)
         rollout = self._rollout
+        generated = self._sampled(prompts, rollout)
+        if self._plans:
+            rollout.merge_extra_fields()
+            self._calculate_rewards(
+                rollout.inputs, prompts, rollout.completions, rollout.completion_ids
+            )
+            self._decision = self._decide(rollout)
+        return generated
+
+    def _sampled(self, prompts: list[Any], rollout: Rollout) -> tuple[Any, ...]:
+        """What the host rolls out, noted."""
         with self.clock.running("rollout"):
             if self.args.decides and not self.use_vllm:
                 policy = self.accelerator.unwrap_model(self.model)
@@ -229,12 +248,6 @@ class DPPOTrainer(WeightedPasses):
             else:
                 generated = super()._generate(prompts)
                 rollout.note(generated, None)
-        if self._plans:
-            rollout.merge_extra_fields()
-            self._calculate_rewards(
-                rollout.inputs, prompts, rollout.completions, rollout.completion_ids
-            )
-            self._decision = self._decide(rollout)
         return generated
 
     def _calculate_rewards(
@@ -298,8 +311,13 @@ class DPPOTrainer(WeightedPasses):
         rows_N = Rows.from_facts(basis.facts_N5)
         self._notices.surprisal(rows_N.surprisal, rows_N.loss_tokens)
         self._basis = basis
+        return self._drawn(basis, window, self.pruner)
+
+    def _drawn(self, basis: Basis, window: Window | None, pruner: Pruner) -> Decision:
+        """The same with the draws of a pruner; each row stays with its optimizer step."""
+        rows_N = Rows.from_facts(basis.facts_N5)
         return decide(
-            self.pruner,
+            pruner,
             self._told(basis.rewards_NF),
             rows_N,
             geometry=self._geometry(),
@@ -313,6 +331,7 @@ class DPPOTrainer(WeightedPasses):
             room=None if self._form is None else self._room(rows_N, self._form),
             keep=basis.keep if self.args.decides else 1.0,
             window=window,
+            order_seed=self.pruner.seed,
         )
 
     def _told(self, rewards_NF: NDArray[np.float32]) -> Signal:

@@ -23,7 +23,8 @@ from dppo.trl.decision import Decision
 from dppo.trl.gate import Gate, scale_gradient
 from dppo.trl.packed import Form, PackedModel
 from dppo.trl.rollout import Rollout
-from dppo.trl.schedule import Geometry
+from dppo.trl.schedule import Geometry, MicroBatch
+from dppo.trl.step_audit import StepAudit
 
 
 class WeightedPasses(GRPOTrainer):
@@ -49,6 +50,9 @@ class WeightedPasses(GRPOTrainer):
         self._rollout: Rollout | None = None
         self._decision: Decision | None = None
         self._gate: Gate | None = None
+        self._audit: StepAudit | None = None
+        if self.args.audit_step is not None:
+            self._audit = StepAudit(self.args.audit_step, redraws=self.args.audit_redraws)
 
     def _geometry(self) -> Geometry:
         return Geometry(
@@ -76,6 +80,10 @@ class WeightedPasses(GRPOTrainer):
         micro_batch, generation = self._plan.micro_batches[self._position], self._buffered_inputs
         assert micro_batch is not None  # `training_step` passes over empty micro-steps
         assert generation is not None  # just rolled out
+        return self._inputs_of(micro_batch, generation)
+
+    def _inputs_of(self, micro_batch: MicroBatch, generation: Any) -> dict[str, Any]:
+        """What `compute_loss` takes: rows of a generation, and the gate with their weights."""
         inputs = self._trimmed(
             unsplit_pixel_values_by_grid(rows.select_rows(generation, micro_batch.rows_R))
         )
@@ -100,6 +108,8 @@ class WeightedPasses(GRPOTrainer):
             began = time.perf_counter()
             model.train()
             self._roll_out(inputs)
+            if self._audit is not None:
+                self._audit.run_if_due(self)
             self._current_train_step_time += time.perf_counter() - began  # the host's `step_time`
             self._count_segment(self._position)
             empty = self._plan.micro_batches[self._position] is None
