@@ -9,6 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from dppo.cli.files import MetricsFile
 from dppo.cli.progress import ProgressReporter
+from dppo.cli.step_times import StepTimes
 
 
 class RunCallback(TrainerCallback):
@@ -17,6 +18,7 @@ class RunCallback(TrainerCallback):
     def __init__(self, reporter: ProgressReporter, open_metrics: Callable[[], MetricsFile] | None):
         self._reporter, self._open_metrics = reporter, open_metrics
         self._metrics: MetricsFile | None = None
+        self._times = StepTimes()
 
     def on_train_begin(
         self,
@@ -30,6 +32,16 @@ class RunCallback(TrainerCallback):
             self._metrics = self._open_metrics()
         self._reporter.start_stage("step", total=state.max_steps, done=state.global_step)
 
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Times the step."""
+        self._times.start()
+
     def on_step_end(
         self,
         args: TrainingArguments,
@@ -38,6 +50,7 @@ class RunCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Counts the step."""
+        self._times.stop()
         self._reporter.advance(state.global_step)
 
     def on_log(
@@ -54,6 +67,7 @@ class RunCallback(TrainerCallback):
             self._reporter.show_reward(float(logs["reward"]))
         self._reporter.tick()
         if self._metrics is not None:
+            logs = {**logs, **self._times.record()}
             self._metrics.write(step=state.global_step, max_steps=state.max_steps, logs=logs)
 
     def on_train_end(

@@ -24,6 +24,8 @@ from dppo.cli.fields import (
 from dppo.cli.yaml_file import read_yaml
 from dppo.errors import ConfigurationError
 
+_WORDS = ("reward", "methods")
+"""Lists of words, also when there is one; repeatable."""
 _CONFIG = Field("config", "str", None, "a YAML file with any of these options; flags win over it")
 
 
@@ -152,7 +154,7 @@ def _read_flags(
             if field is not None and not takes_several(field):
                 break
         value = _flag_value(key, values, field, problems)
-        if field is not None and name == "reward" and isinstance(value, list):
+        if field is not None and name in _WORDS and isinstance(value, list):
             lists.setdefault(name, []).extend(value)
             value = lists[name]
         given.append(_Given(f"--{key}", value, "command line"))
@@ -167,6 +169,6 @@ def _flag_value(key: str, values: list[str], field: Field | None, problems: list
             problems.append(f"command line: --{key} needs a value ({field.annotation})")
             return field.default
         return True
-    if takes_several(field) and (len(values) > 1 or field.name == "reward"):
+    if takes_several(field) and (len(values) > 1 or field.name in _WORDS):
         return values
     return values[0]

@@ -54,7 +54,7 @@ def train(job: Job) -> int:
     Returns:
         The exit code: 0, or 130 after an interrupt.
     """
-    with _readable_output():
+    with readable_output():
         return _train(job)
 
 
@@ -182,7 +182,7 @@ def _run_options(job: Job) -> dict[str, Any]:
 
 
 @contextmanager
-def _readable_output() -> Iterator[None]:
+def readable_output() -> Iterator[None]:
     """Shows the library's notices, such as the choice of float32, and no bars in a log file."""
     log, handler = logging.getLogger("dppo"), logging.StreamHandler()
     level, bars = log.level, is_progress_bar_enabled()

@@ -91,7 +91,7 @@ def make_summary(
         "wall_seconds": wall_seconds,
         **totals,
         "config": dict(config),
-        "versions": _versions(),
+        "versions": package_versions(),
     }
 
 
@@ -169,7 +169,8 @@ def _token_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Of this package and those that matter, as far as they are installed."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:

@@ -73,7 +73,7 @@ def prepare(arguments: Sequence[str]) -> Job:
         settings.config.get("resume_from_checkpoint"), settings.config["output_dir"]
     )
     check_folders(settings.run["model"], settings.config["output_dir"])
-    rewards = load_rewards(_reward_names(settings.run))
+    rewards = load_rewards(reward_names(settings.run))
     prompts = load_prompts(
         settings.run["dataset"],
         prompt_column=settings.run["prompt_column"],
@@ -120,7 +120,15 @@ def check_alphabet(prompts: Sequence[Any]) -> None:
             )
 
 
-def _reward_names(run_options: dict[str, Any]) -> list[str]:
+def reward_names(run_options: dict[str, Any]) -> list[str]:
+    """Names of the reward functions that were asked for, or of the built-in one.
+
+    Args:
+        run_options: The command's own options.
+
+    Raises:
+        ConfigurationError: There are none, and the data set is not the built-in one.
+    """
     if run_options["reward"]:
         return run_options["reward"]
     if run_options["dataset"] == BUILTIN:

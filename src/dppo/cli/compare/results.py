@@ -1,0 +1,92 @@
+"""Writes and prints what a comparison says."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from dppo.cli.compare import Plan
+from dppo.cli.compare.analysis import analyse
+from dppo.cli.compare.curves import Run
+from dppo.cli.compare.methods import BASELINE
+from dppo.cli.compare.pictures import draw
+from dppo.cli.compare.text import lines
+from dppo.cli.compare.trainers import make_config, settings
+from dppo.cli.files import write_json
+from dppo.cli.summary import package_versions
+from dppo.errors import ConfigurationError
+
+
+def report(plan: Plan, failed: list[str], *, command: str) -> None:
+    """Analyse the runs there are; write comparison.json and pictures, print the table.
+
+    Args:
+        plan: The comparison.
+        failed: Runs that failed.
+        command: What was typed.
+    """
+    runs: dict[str, dict[int, Run]] = {method.name: {} for method in plan.methods}
+    for seed, jobs in plan.jobs.items():
+        for name, job in jobs.items():
+            folder = Path(job["folder"])
+            if (folder / "summary.json").is_file():
+                runs[name][seed] = Run.read(folder)
+    if failed:
+        print(f"failed: {', '.join(failed)}; error.txt in each folder says why")
+    if not runs[BASELINE]:
+        print(f"no run of {BASELINE} has ended, so there is nothing to compare with")
+        return
+    first = next(iter(plan.jobs.values()))
+    packed = {
+        m.name
+        for m in plan.methods
+        if getattr(make_config(first[m.name]), "packing", "none") != "none"
+    }
+    rows = analyse(runs, packed=packed)
+    content = {
+        "command": command,
+        "commit": _commit(),
+        "machine": machine(),
+        "versions": package_versions(),
+        "seeds": sorted(plan.jobs),
+        "failed": failed,
+        "methods": {
+            method.name: {"text": method.text, "settings": settings(first[method.name])}
+            for method in plan.methods
+        },
+        "rows": rows,
+    }
+    write_json(plan.folder / "comparison.json", content)
+    print("\n" + "\n".join(lines(rows)) + "\n")
+    try:
+        draw(rows, plan.folder)
+    except ConfigurationError as error:
+        print(f"no pictures: {error}")
+    print(f"files    {plan.folder}")
+
+
+def machine() -> dict[str, Any]:
+    """Of which machine the numbers are."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        name = models[0].partition(":")[2].strip() if models else name
+    return {"processor": name, "cores": os.cpu_count(), "system": platform.system()}
+
+
+def _commit() -> str | None:
+    """Of the checkout that the package runs from, if it does."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    return found.stdout.strip() or None
