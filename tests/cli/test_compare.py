@@ -140,6 +140,10 @@ def test_a_row_by_hand():
     # Rollout 0.3 and half of the packed 0.35.
     assert row["bound_seconds"] == pytest.approx(0.475)
     assert row["over_bound"] == pytest.approx(0.5 / 0.475)
+    # 9 steps of 0.65 s against 8 of 0.5 s, from one seed.
+    sooner = rows["packing"]["dppo_sooner"]
+    assert sooner == {"ratio": pytest.approx(9 * 0.65 / 4), "low": None, "high": None}
+    assert "dppo_sooner" not in row
     share = 0.3 / 0.65
     efficiency = 1 / (1.25 * (share + (1 - share) * 0.5))
     assert row["predicted"] == pytest.approx(efficiency / 0.65)

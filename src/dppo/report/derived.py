@@ -29,12 +29,18 @@ def derived_columns(columns: Mapping[str, Floats], summary: Mapping[str, Any]) -
         summary: Content of summary.json.
 
     Returns:
-        `reward_shown`; `rate`; `count/kept` and `count/REASON`, completions of a generation;
+        `dppo/tokens/generated` and `trained` if missing; `reward_shown`; `rate`;
+        `count/kept` and `count/REASON`, completions of a generation;
         `share/all_right`, `share/signal`, `share/other`, `share/all_wrong`, of all completions,
         or `share/signal` and `share/no_signal` where reasons are not logged. Those that the
         metrics suffice for.
     """
-    found: dict[str, Floats] = {}
+    # `dppo compare` counts them of all its methods, TRL's own trainer among them.
+    found = {
+        f"dppo/tokens/{kind}": columns[f"tokens_{kind}"]
+        for kind in ("generated", "trained")
+        if f"dppo/tokens/{kind}" not in columns and f"tokens_{kind}" in columns
+    }
     pruned_prompts = "dppo/prompts/keep" in columns and "dppo/reward/ht" in columns
     reward_S = columns.get("dppo/reward/ht" if pruned_prompts else "reward")
     if reward_S is not None:

@@ -82,8 +82,8 @@ def run(arguments: Sequence[str]) -> int:
     from dppo.cli.runner import readable_output
 
     with readable_output():
-        failed = carry_out(plan)
-        report(plan, failed, command=shlex.join(["dppo", "compare", *arguments]))
+        failed, ran = carry_out(plan)
+        report(plan, failed, command=shlex.join(["dppo", "compare", *arguments]), ran=ran)
     return 1 if failed else 0
 
 

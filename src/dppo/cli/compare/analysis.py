@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from dppo.cli.compare.curves import Floats, Run, compare_to_target, spent_at
-from dppo.cli.compare.methods import BASELINE
+from dppo.cli.compare.curves import Floats, Run, compare_to_target, spent_at, times_faster
+from dppo.cli.compare.methods import BASELINE, REFERENCE
 from dppo.estimator.diagnostics import predicted_efficiency
 
 PHASES = ("rollout", "score", "prune", "train")
@@ -75,6 +75,11 @@ def _row(
     difference = np.array([a.final - b.final for a, b in zip(mine, theirs, strict=True)])
     row["reward_difference"] = paired(difference)
     row["to_target"] = compare_to_target(mine, theirs)
+    ours = runs.get(REFERENCE, {})
+    common = [s for s in seeds if s in ours]
+    if common and own not in {REFERENCE, BASELINE}:
+        dppo, others, base_of = ([by[s] for s in common] for by in (ours, of, base))
+        row["dppo_sooner"] = times_faster(dppo, others, base_of)
     return row
 
 

@@ -13,14 +13,14 @@ from dppo.cli.progress import ProgressReporter
 from dppo.errors import ConfigurationError
 
 
-def carry_out(plan: Plan) -> list[str]:
+def carry_out(plan: Plan) -> tuple[list[str], bool]:
     """Run every round, and print the settings of every method first.
 
     Args:
         plan: What to run.
 
     Returns:
-        The runs that failed, as METHOD/seed-N.
+        The runs that failed, as METHOD/seed-N; and whether there were any to do.
 
     Raises:
         ConfigurationError: The folder holds a run with other settings.
@@ -36,7 +36,7 @@ def carry_out(plan: Plan) -> list[str]:
     runs = sum(len(jobs) for jobs in plan.jobs.values())
     left = sum(len(jobs) for jobs in todo.values())
     print(f"{runs} runs, {left} of them to do; results in {plan.folder}", flush=True)
-    return _rounds(plan, todo, plan.total // runs * left) if left else []
+    return (_rounds(plan, todo, plan.total // runs * left) if left else []), left > 0
 
 
 def _rounds(plan: Plan, todo: dict[int, dict[str, Any]], total: int) -> list[str]:

@@ -10,7 +10,8 @@ from dppo.cli.convert import convert
 from dppo.cli.fields import Field, config_fields, nearest_name
 from dppo.errors import ConfigurationError
 
-BASELINE = "grpo"
+BASELINE, REFERENCE = "grpo", "dppo"
+"""What all are compared with; and which others are said to be behind or ahead of."""
 
 
 @dataclass(frozen=True)

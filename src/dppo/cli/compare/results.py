@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -20,13 +21,14 @@ from dppo.cli.summary import package_versions
 from dppo.errors import ConfigurationError
 
 
-def report(plan: Plan, failed: list[str], *, command: str) -> None:
+def report(plan: Plan, failed: list[str], *, command: str, ran: bool) -> None:
     """Analyse the runs there are; write comparison.json and pictures, print the table.
 
     Args:
         plan: The comparison.
         failed: Runs that failed.
         command: What was typed.
+        ran: Whether there were runs; else commit, machine and versions are those of before.
     """
     runs: dict[str, dict[int, Run]] = {method.name: {} for method in plan.methods}
     for seed, jobs in plan.jobs.items():
@@ -48,9 +50,7 @@ def report(plan: Plan, failed: list[str], *, command: str) -> None:
     rows = analyse(runs, packed=packed)
     content = {
         "command": command,
-        "commit": _commit(),
-        "machine": machine(),
-        "versions": package_versions(),
+        **_origin(plan.folder / "comparison.json", anew=ran),
         "seeds": sorted(plan.jobs),
         "failed": failed,
         "methods": {
@@ -66,6 +66,15 @@ def report(plan: Plan, failed: list[str], *, command: str) -> None:
     except ConfigurationError as error:
         print(f"no pictures: {error}")
     print(f"files    {plan.folder}")
+
+
+def _origin(path: Path, *, anew: bool) -> dict[str, Any]:
+    """Of what code and machine the runs are."""
+    names = ("commit", "machine", "versions")
+    if not anew and path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        return {name: before[name] for name in names}
+    return dict(zip(names, (_commit(), machine(), package_versions()), strict=True))
 
 
 def machine() -> dict[str, Any]:

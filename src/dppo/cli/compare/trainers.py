@@ -11,8 +11,8 @@ from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from dppo.cli.data import BUILTIN
 from dppo.cli.rewards import Reward
+from dppo.tasks.models import trainer_model
 from dppo.trl import DPPOConfig, DPPOTrainer
 from dppo.trl.clock import PhaseClock
 from dppo.trl.peers import PeerConfig, PeerTrainer
@@ -49,11 +49,7 @@ def settings(job: dict[str, Any]) -> dict[str, Any]:
 
 def make_trainer(job: dict[str, Any], data: Dataset, rewards: list[Reward]) -> GRPOTrainer:
     """The trainer of a run."""
-    model, tokenizer = job["run"]["model"], None
-    if model == BUILTIN:
-        from dppo.tasks import load_builtin_model, load_builtin_tokenizer
-
-        model, tokenizer = load_builtin_model(), load_builtin_tokenizer()
+    model, tokenizer = trainer_model(job["run"]["model"])
     return CLASSES[job["trainer"]][0](
         model=model,
         reward_funcs=rewards,  # type: ignore[arg-type] - the host's type is narrower

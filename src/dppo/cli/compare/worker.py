@@ -146,7 +146,7 @@ def carry_out(job: dict[str, Any], channel: Channel) -> None:
         wall_seconds=time.monotonic() - began,
         interrupted=False,
         resumed_from=None,
-        config={**job["config"], **run},
+        config={**job["config"], **job["options"], **run},
     )
     write_json(folder / "summary.json", {**summary, "job": job})
 
