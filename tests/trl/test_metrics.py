@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 
 from dppo.pruner import DROP_REASONS
 from dppo.tasks import sorting_dataset
-from dppo.trl import schedule
+from dppo.trl import full_batch, schedule
 from dppo.trl.decision import Rows, Signal, decide
 
 from .conftest import Script, alternating_reward, random_completions, trainer, watched
@@ -365,4 +365,29 @@ def test_reward_metrics_are_over_all_completions(tmp_path: Path) -> None:
     (log,) = watched(run).logs
     assert log["dppo/dropped/all_right"] == log["dppo/dropped/all_wrong"] == 4
     assert log["frac_reward_zero_std"] == log["dppo/completions/live"] == 0.5
+    assert log["dppo/groups/all_right"] == log["dppo/groups/all_wrong"] == 0.25
+    assert log["dppo/groups/dead"] == 0.5
     assert log["reward"] == 0.5
+    assert log["reward_std"] == pytest.approx(np.array([1, 0] * 8).std(ddof=1))
+    # And of those that are trained on: from the mixed groups only, so 0 or 1 or in between.
+    assert 0 <= log["dppo/kept/reward"] <= 1
+    kept = round(16 * log["dppo/completions/keep"])
+    right = round(kept * log["dppo/kept/reward"])
+    assert right == pytest.approx(kept * log["dppo/kept/reward"])
+    of_kept = np.repeat([1.0, 0.0], [right, kept - right])
+    assert log["dppo/kept/reward_std"] == pytest.approx(of_kept.std(ddof=1) if kept > 1 else 0)
+    reasons = [value for name, value in log.items() if name.startswith("dppo/dropped/")]
+    assert sum(reasons) == 16 - kept
+
+
+def test_a_short_window_counts_as_one_step() -> None:
+    """Micro-batches of 1, 1, 1 and 4, three to a step: 1 and 4, and so 2.5 on average, not 1.75."""
+    averages, means = full_batch.StepAverages(), []
+    for window in ([1.0, 1.0, 1.0], [4.0]):
+        for value in window:
+            scores = {"entropy": (torch.full((2, 3), value), full_batch.ALL_TOKENS)}
+            averages.add(scores, torch.ones(2), torch.ones(2, 3))
+            averages.add_denominators({"tokens": 6.0})
+        means.append(averages.means(lambda values: values)["entropy"])
+    assert means == [1, 4]
+    assert np.mean(means) == 2.5

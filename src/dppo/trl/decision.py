@@ -146,6 +146,24 @@ class Decision:
         return width, rows.prompt_tokens + rows.completion_tokens
 
     @property
+    def group_shares(self) -> dict[str, float]:
+        """Shares of the groups whose scores are all 1, all 0, and that have no signal."""
+        scored = ~np.isnan(self.rewards_PG)
+        judged = scored.any(axis=1)
+
+        def share(value: float) -> float:
+            return float((judged & ((self.rewards_PG == value) | ~scored).all(axis=1)).mean())
+
+        dead = ~self.choices[0].live.any(axis=1) | self.dead_N.reshape(scored.shape)[:, 0]
+        return {"all_right": share(1.0), "all_wrong": share(0.0), "dead": float(dead.mean())}
+
+    @property
+    def kept_rewards(self) -> NDArray[np.floating[Any]]:
+        """Rewards of the survivors of the first pass."""
+        rewards = self.rewards_PG[self.choices[0].kept]
+        return rewards[~np.isnan(rewards)]
+
+    @property
     def observed_PG(self) -> NDArray[np.floating[Any]]:
         """Rewards as a history should know them: those of a group without signal do not differ.
 

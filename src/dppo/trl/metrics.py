@@ -65,6 +65,12 @@ def log_decision(trainer: Any) -> None:
     logged["dppo/tokens/density_padded"].append(decision.padded_density)
     logged["dppo/pairs/attended_padded"].append(decision.padded_attended)
     logged["dppo/reward/ht"].append(decision.reward)
+    for name, share in decision.group_shares.items():
+        logged[f"dppo/groups/{name}"].append(share)
+    kept = decision.kept_rewards
+    if kept.size and trainer.args.prunes:
+        logged["dppo/kept/reward"].append(float(kept.mean()))
+        logged["dppo/kept/reward_std"].append(float(kept.std(ddof=1)) if kept.size > 1 else 0.0)
     if trainer._rollout_file is not None:
         trainer._rollout_file.add(decision)
     if trainer._auto is not None:
