@@ -28,3 +28,7 @@ class UnsupportedHostError(DPPOError, ImportError):
 
 class HostDriftError(DPPOError, RuntimeError):
     """The host computed something else than the pruning decision was based on."""
+
+
+class RewardError(DPPOError, RuntimeError):
+    """A reward function failed, or did on every completion of many generations."""

@@ -75,6 +75,11 @@ class DPPOConfig(GRPOConfig):
             0.875. A generation goes by the step that it begins in. Where nothing is pruned, every
             completion with a gradient is trained on and a window is its K prompts; the number of
             steps stays what it was.
+        reward_failures (`str`, *optional*, defaults to `"raise"`):
+            Where a reward function raises: `"raise"` stops the run and names the prompt, `"skip"`
+            leaves those completions without a score (`dppo/rewards/failed`), and out of training.
+        reward_failure_limit (`int`, *optional*, defaults to `10`):
+            With `"skip"`: calls in a row that fail on every completion, until the run stops.
         signal_reward (`str`, *optional*):
             Name of a reward function. Groups whose completions all get the same score from it have
             advantage 0, whatever the other rewards say: length or format shaping then cannot make a
@@ -210,6 +215,13 @@ class DPPOConfig(GRPOConfig):
         metadata={"help": "Tokens of a packed micro-batch. Default: those of a padded one."},
     )
     packing_window: int = field(default=64, metadata={"help": "Rows that the packer sees at once."})
+    reward_failures: str = field(
+        default="raise",
+        metadata={"help": "Where a reward function raises: 'raise', or 'skip' those completions."},
+    )
+    reward_failure_limit: int = field(
+        default=10, metadata={"help": "Calls in a row that may fail on every completion."}
+    )
     record_rollouts: str | None = field(
         default=None,
         metadata={
@@ -243,11 +255,12 @@ class DPPOConfig(GRPOConfig):
         self.completion_keep = config_checks.completion_keep(self.completion_keep)
         config_checks.one_of("packing", self.packing, PACKINGS)
         config_checks.check_auto(self)
-        for name in ("packing_window", "packing_capacity"):
+        for name in ("packing_window", "packing_capacity", "reward_failure_limit"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name}={value}: must be >= 1")
         config_checks.one_of("overlong_prompts", self.overlong_prompts, OVERLONG)
+        config_checks.one_of("reward_failures", self.reward_failures, ("raise", "skip"))
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise ConfigurationError(f"max_prompt_length={self.max_prompt_length}: must be >= 1")
         if self.bf16 is None and not self.fp16 and not config_checks.has_accelerator():

@@ -16,14 +16,19 @@ from trl.trainer.utils import is_async_callable
 
 from dppo._rewards import callable_name, check_signature
 from dppo.errors import InvalidInputError
+from dppo.trl import reward_failures
+from dppo.trl.reward_failures import Failures
 
 
-def checked_rewards(reward_funcs: Any, columns: Iterable[str] | None) -> Any:
+def checked_rewards(
+    reward_funcs: Any, columns: Iterable[str] | None, failures: Failures | None = None
+) -> Any:
     """Wrap the plain functions among `reward_funcs`; models and names pass through.
 
     Args:
         reward_funcs: What the trainer was given: one, a list of them, or None.
         columns: Columns of the data set, None if unknown (streaming).
+        failures: What to do where a function raises; None: say where, and stop.
 
     Raises:
         ConfigurationError: A function cannot take what it will be passed.
@@ -34,20 +39,22 @@ def checked_rewards(reward_funcs: Any, columns: Iterable[str] | None) -> Any:
     for func in listed:
         if _is_plain(func):
             check_signature(func, columns)
-    return [checked(func) if _is_plain(func) else func for func in listed]
+    return [checked(func, failures) if _is_plain(func) else func for func in listed]
 
 
-def checked(func: Callable[..., Any]) -> Callable[..., Any]:
+def checked(func: Callable[..., Any], failures: Failures | None = None) -> Callable[..., Any]:
     """The same function, its result checked and made a list of floats and None."""
-    name = callable_name(func)
+    name, policy = callable_name(func), failures or Failures()
 
     @functools.wraps(func, updated=())
-    def sync_checked(*args: Any, **kwargs: Any) -> list[float | None]:
-        return check_result(name, func(*args, **kwargs), len(kwargs["prompts"]))
+    def sync_checked(**kwargs: Any) -> list[float | None]:
+        result = reward_failures.call(name, func, policy, kwargs)
+        return check_result(name, result, len(kwargs["prompts"]))
 
     @functools.wraps(func, updated=())
-    async def async_checked(*args: Any, **kwargs: Any) -> list[float | None]:
-        return check_result(name, await func(*args, **kwargs), len(kwargs["prompts"]))
+    async def async_checked(**kwargs: Any) -> list[float | None]:
+        result = await reward_failures.acall(name, func, policy, kwargs)
+        return check_result(name, result, len(kwargs["prompts"]))
 
     wrapper = async_checked if is_async_callable(func) else sync_checked
     wrapper.__name__ = name

@@ -20,6 +20,7 @@ from dppo.trl import prompts, supply
 from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
 from dppo.trl.reward_contract import checked_rewards
+from dppo.trl.reward_failures import Failures
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,9 @@ def checked(given: dict[str, Any]) -> dict[str, Any]:
     columns = getattr(dataset, "column_names", None)
     if own_data or rollout_func or not isinstance(columns, list):
         columns = None
-    rewards = checked_rewards(given.get("reward_funcs"), columns)
+    args = given["args"]
+    failures = Failures(args.reward_failures == "skip", args.reward_failure_limit)
+    rewards = checked_rewards(given.get("reward_funcs"), columns, failures)
     return {**given, "train_dataset": dataset, "reward_funcs": rewards}
 
 
