@@ -43,6 +43,7 @@ def trained(folder: Path, attention: str, packing: str, tokens: int) -> tuple[An
             num_generations=8,
             max_completion_length=tokens,
             max_steps=1,
+            logging_steps=1,
             optim="sgd",
             learning_rate=LEARNING_RATE,
             max_grad_norm=0.0,
