@@ -15,11 +15,9 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 import dppo
+from dppo.cli.origin import origin
 from dppo.tasks import load_builtin_model, load_builtin_tokenizer, sorting_dataset
 from dppo.trl import DPPOConfig, DPPOTrainer
 
@@ -57,11 +56,10 @@ def main() -> None:
     result = {
         "density": {name: density(lengths) for name, lengths in distributions(args).items()},
         "training": [training(case, args) for case in CASES],
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "threads": torch.get_num_threads(),
-            **{name: version(name) for name in ("torch", "transformers", "trl")},
-        },
+        "command": f"python benchmarks/packing.py --turns {args.turns} --steps {args.steps}",
+        "threads": torch.get_num_threads(),
+        "seeds": [42],
+        **origin(),
     }
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -26,11 +26,10 @@ could reach at best (drift 0 only); and the oracle: sizes sqrt(u).
 import argparse
 import itertools
 import json
-import platform
 
 import numpy as np
 
-import dppo
+from dppo.cli.origin import origin
 from dppo.estimator.history import DISCOUNT, PromptHistory
 from dppo.estimator.windows import prompt_sizes, threshold_prompt_sizes, window_inclusion
 
@@ -210,11 +209,9 @@ def main(argv=None):
         "benchmark": "prompt_rules",
         "prompts": options.prompts,
         "discount": options.discount,
-        "seed": options.seed,
-        "dppo": dppo.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
+        "command": "python benchmarks/prompt_rules.py",
+        "seeds": [options.seed],
+        **origin(),
         "checks": checks,
         "results": rows,
     }

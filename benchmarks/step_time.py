@@ -13,18 +13,16 @@ t_rollout + t_score + t_train * kept cost.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import tempfile
 import threading
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
+from dppo.cli.origin import origin
 from dppo.tasks import (
     load_builtin_model,
     load_builtin_tokenizer,
@@ -173,13 +171,11 @@ def main() -> None:
     print("median seconds per optimizer step; ratios are medians over steps of off / on")
     print(table(rows))
     if args.json:
-        packages = ("dppo", "torch", "transformers", "trl", "numpy")
         result = {
             "command": f"python benchmarks/step_time.py --steps {args.steps}",
             "options": {**vars(args), "json": None},
-            "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
-            "threads": torch.get_num_threads(),
-            "versions": {name: version(name) for name in packages},
+            **origin(),
+            "seeds": [args.seed],
             "variants": rows,
         }
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -248,6 +248,7 @@ def test_the_command(tmp_path, capsys):
     assert capsys.readouterr().out == text  # a function of file and seed
     save_recording(path, recorded(gradients=False))
     assert main(["audit", str(path), "--draws", "5"]) == 0
+    assert main(["audit", str(path.parent), "--draws", "5"]) == 0  # the run it belongs to
     assert "no gradients are recorded" in capsys.readouterr().out
 
 
@@ -263,6 +264,9 @@ def test_what_the_command_refuses(tmp_path, capsys):
     assert main(["audit", str(tmp_path / "none.npz")]) == 2
     assert "cannot be read as .npz" in capsys.readouterr().err
     assert main(["audit"]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main(["audit", str(tmp_path / "empty")]) == 2
+    assert "holds none" in capsys.readouterr().err
     assert main(["audit", "--help"]) == 0
     np.savez(tmp_path / "half.npz", reward_NG=REWARDS)
     assert main(["audit", str(tmp_path / "half.npz")]) == 2

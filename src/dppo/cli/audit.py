@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         DPPOError: The file cannot be read, or holds nothing to thin.
     """
     args = _parser().parse_args(list(arguments))
-    recording = load_recording(args.file)
+    recording = load_recording(_recorded(args.file))
     methods = unbiased_methods(recording, design=args.design)
     methods += biased_methods(recording)
     found = measure(recording, methods, draws=args.draws, seed=args.seed, design=args.design)
@@ -47,13 +47,27 @@ def _parser() -> argparse.ArgumentParser:
         description=SUMMARY + ". The format of the file: docs/audit.md.",
         allow_abbrev=False,
     )
-    parser.add_argument("file", type=Path, help="recorded rollouts, .npz")
+    parser.add_argument("file", type=Path, help="recorded rollouts, .npz, or a run with one")
     parser.add_argument("--design", choices=("systematic", "poisson"), default="systematic")
     parser.add_argument("--draws", type=int, default=200, help="of each method, where not exact")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write all numbers here")
     parser.add_argument("--plot", type=Path, help="draw efficiency against cost here (matplotlib)")
     return parser
+
+
+def _recorded(path: Path) -> Path:
+    """The file itself, or the one in the directory of a run."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("*.npz"))
+    if len(found) != 1:
+        listed = ", ".join(file.name for file in found) or "none"
+        raise ConfigurationError(
+            f"{path} should hold one recording (.npz, of --record-rollouts), and holds {listed}; "
+            "name the file"
+        )
+    return found[0]
 
 
 def _report(found: Sequence[Measured], *, with_gradients: bool) -> list[str]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from dppo.cli.compare.pictures import draw
 from dppo.cli.compare.text import lines
 from dppo.cli.compare.trainers import make_config, settings
 from dppo.cli.files import write_json
-from dppo.cli.summary import package_versions
+from dppo.cli.origin import NAMES, origin
 from dppo.errors import ConfigurationError
 
 
@@ -70,32 +67,7 @@ def report(plan: Plan, failed: list[str], *, command: str, ran: bool) -> None:
 
 def _origin(path: Path, *, anew: bool) -> dict[str, Any]:
     """Of what code and machine the runs are."""
-    names = ("commit", "machine", "versions")
     if not anew and path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
-        return {name: before[name] for name in names}
-    return dict(zip(names, (_commit(), machine(), package_versions()), strict=True))
-
-
-def machine() -> dict[str, Any]:
-    """Of which machine the numbers are."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = models[0].partition(":")[2].strip() if models else name
-    return {"processor": name, "cores": os.cpu_count(), "system": platform.system()}
-
-
-def _commit() -> str | None:
-    """Of the checkout that the package runs from, if it does."""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:
-        return None
-    return found.stdout.strip() or None
+        return {name: before[name] for name in NAMES}
+    return origin()
