@@ -1,11 +1,15 @@
 import json
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from dppo.cli.main import main
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 HEAVY = ("torch", "transformers", "datasets", "trl")
 THREE_PROCESSES = [
@@ -188,3 +192,15 @@ def test_windows_that_cannot_be(arguments, named, capsys):
 def test_a_single_epoch_that_was_asked_for(capsys):
     plan = _json(capsys, *PRUNED, "--num-train-epochs", "1", "--allow-single-epoch", "true")
     assert plan["generations_per_epoch"] == plan["total_steps"]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_configuration_that_ships_can_be_planned(path, capsys):
+    """As its first lines say: 8 processes for those of the paper, which a step of theirs needs."""
+    of_the_paper = path.stem.startswith("qwen3")
+    words = ["--num-processes", "8", "--num-prompts", "7473"] if of_the_paper else []
+    assert main(["plan", "--config", str(path), *words]) == 0
+    out = capsys.readouterr().out
+    if of_the_paper:
+        assert re.search(r"prompts per generation +1,024\n", out)
+        assert re.search(r"prompts per step +256\n", out)

@@ -62,15 +62,22 @@ class FieldTable:
 RUN_OPTIONS = {
     field.name: field
     for field in (
-        Field("model", "str", "builtin", "a model's directory or hub name, or builtin"),
+        Field(
+            "model", "str", "builtin", "a model's directory or hub name, builtin or smollm2-135m"
+        ),
         Field(
             "dataset",
             "str",
             "builtin",
-            "a .parquet, .json, .jsonl or .csv file, a hub name, or builtin",
+            "a .parquet, .json, .jsonl or .csv file, a hub name, gsm8k, math, "
+            "reasoning-gym:TASK, or builtin",
         ),
         Field("reward", "list[str]", None, "a reward function, module:function; repeatable"),
         Field("prompt_column", "str", "prompt", "the column that holds the prompts"),
+        Field("answer_column", "str | None", None, "the column to pass to rewards as answer"),
+        Field("data_dir", "str | None", None, "local copies of gsm8k and math; see docs/data.md"),
+        Field("system_prompt", "str | None", None, "the system message of a conversation"),
+        Field("chat", "bool | None", None, "prompts as conversations; of gsm8k and math they are"),
         Field("num_prompts", "int | None", None, "how many prompts there are to train on"),
         Field("eval_prompts", "int", 512, "held-out prompts of the two evaluations; 0: none"),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dppo.errors import ConfigurationError
+from dppo.tasks.models import check_installed
 
 if TYPE_CHECKING:
     from dppo.cli.data import Prompts
@@ -50,12 +51,13 @@ def check_folders(model: str, output: str) -> None:
     """Refuses a model path that is not there and an output directory that cannot be.
 
     Args:
-        model: "builtin", a path or a hub name; only a path can be checked.
+        model: A shipped model, a path or a hub name; only the last cannot be checked.
         output: The value of `output_dir`; made if need be.
 
     Raises:
         ConfigurationError: With the path.
     """
+    check_installed(model)
     if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().is_dir():
         raise ConfigurationError(f"model: there is no directory {model}")
     try:

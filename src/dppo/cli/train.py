@@ -9,7 +9,7 @@ from typing import Any
 from dppo._checkpoints import checkpoint_path
 from dppo.cli.arithmetic import batch_shape
 from dppo.cli.builtin import BUILTIN_CONFIG
-from dppo.cli.data import BUILTIN, load_prompts
+from dppo.cli.data import BUILTIN, load_prompts, prompt_options
 from dppo.cli.fields import RUN_OPTIONS, config_fields
 from dppo.cli.job import Job, check_folders
 from dppo.cli.length import run_length
@@ -17,6 +17,8 @@ from dppo.cli.options import Settings, read_settings
 from dppo.cli.plan import batch_settings, check_pruning, has_prior
 from dppo.cli.rewards import check_rewards, load_rewards
 from dppo.errors import ConfigurationError
+from dppo.tasks.gym import GYM_REWARD, is_gym
+from dppo.tasks.named import MATH_REWARD, is_named
 
 SUMMARY = "train with DPPO; without options: the built-in task, on a CPU"
 EXAMPLES = """\
@@ -76,9 +78,7 @@ def prepare(arguments: Sequence[str]) -> Job:
     rewards = load_rewards(reward_names(settings.run))
     prompts = load_prompts(
         settings.run["dataset"],
-        prompt_column=settings.run["prompt_column"],
-        num_prompts=settings.run["num_prompts"],
-        eval_prompts=settings.run["eval_prompts"],
+        **prompt_options(settings.run),
         seed=settings.config.get("seed", config_fields().fields["seed"].default),
     )
     check_rewards(rewards, prompts.train.column_names)
@@ -121,18 +121,23 @@ def check_alphabet(prompts: Sequence[Any]) -> None:
 
 
 def reward_names(run_options: dict[str, Any]) -> list[str]:
-    """Names of the reward functions that were asked for, or of the built-in one.
+    """Names of the reward functions that were asked for, or of the data set's own.
 
     Args:
         run_options: The command's own options.
 
     Raises:
-        ConfigurationError: There are none, and the data set is not the built-in one.
+        ConfigurationError: There are none, and the data set has none of its own.
     """
     if run_options["reward"]:
         return run_options["reward"]
-    if run_options["dataset"] == BUILTIN:
+    name = run_options["dataset"]
+    if name == BUILTIN:
         return ["dppo.tasks:sorting_reward"]
+    if is_named(name):
+        return [MATH_REWARD]
+    if is_gym(name):
+        return [GYM_REWARD]
     raise ConfigurationError(
-        f"the data set {run_options['dataset']} needs a reward function: --reward module:function"
+        f"the data set {name} needs a reward function: --reward module:function"
     )

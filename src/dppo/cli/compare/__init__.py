@@ -10,7 +10,7 @@ from typing import Any
 
 from dppo.cli.arithmetic import batch_shape
 from dppo.cli.compare.methods import Method, read_methods
-from dppo.cli.data import BUILTIN, load_prompts
+from dppo.cli.data import BUILTIN, load_prompts, prompt_options
 from dppo.cli.fields import RUN_OPTIONS, Field, config_fields
 from dppo.cli.job import check_folders
 from dppo.cli.length import run_length
@@ -117,9 +117,7 @@ def prepare(arguments: Sequence[str]) -> Plan:
     seed = settings.config.get("seed", config_fields().fields["seed"].default)
     prompts = load_prompts(
         settings.run["dataset"],
-        prompt_column=settings.run["prompt_column"],
-        num_prompts=settings.run["num_prompts"],
-        eval_prompts=settings.run["eval_prompts"],
+        **prompt_options(settings.run),
         seed=seed,
     )
     check_rewards(load_rewards(rewards), prompts.train.column_names)

@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from dppo.cli.compare.trainers import Watched, make_trainer
-from dppo.cli.data import Prompts, load_prompts
+from dppo.cli.data import Prompts, load_prompts, prompt_options
 from dppo.cli.evaluate import Evaluation, evaluate
 from dppo.cli.files import MetricsFile, write_json
 from dppo.cli.rewards import load_rewards
@@ -122,9 +122,7 @@ def carry_out(job: dict[str, Any], channel: Channel) -> None:
     run = job["run"]
     prompts = load_prompts(
         run["dataset"],
-        prompt_column=run["prompt_column"],
-        num_prompts=run["num_prompts"],
-        eval_prompts=run["eval_prompts"],
+        **prompt_options(run),
         seed=job["data_seed"],
     )
     trainer = make_trainer(job, prompts.train, load_rewards(run["reward"]))
