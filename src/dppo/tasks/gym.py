@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dppo.errors import ConfigurationError
@@ -104,7 +105,7 @@ def answer_text(text: str) -> str:
 @lru_cache(maxsize=8)
 def _dataset(task: str, size: int, seed: int) -> Any:
     try:
-        import reasoning_gym  # noqa: PLC0415 - an optional package
+        reasoning_gym = import_module("reasoning_gym")  # an optional package
     except ImportError as error:
         raise ConfigurationError(
             f"dataset: {PREFIX}{task} needs the package reasoning-gym, which is not installed: "
