@@ -32,3 +32,7 @@ class HostDriftError(DPPOError, RuntimeError):
 
 class RewardError(DPPOError, RuntimeError):
     """A reward function failed, or did on every completion of many generations."""
+
+
+class RankError(DPPOError, RuntimeError):
+    """Another process failed, or processes do not agree; raised on all of them."""

@@ -23,7 +23,7 @@ from dppo.packing.layout import Price
 from dppo.trl import full_batch, schedule, weighted
 from dppo.trl.decision import Rows, Signal, decide, signal
 from dppo.trl.gate import Gate
-from dppo.trl.schedule import Room
+from dppo.trl.spread import Room
 
 from .conftest import trainer as make_trainer
 
@@ -405,17 +405,16 @@ def test_control_deterministic_fractions(
         weight = np.where(kept, np.where(low, 1 / (1 - rate), 1.0), 0.0)
         decision = case.decide()
         batches = [
-            batch
+            None
+            if rows_WR is None  # token counts are of no use to this loss
+            else schedule.micro_batch_of(rows_WR[0], weight.ravel(), np.ones(ROWS), segment)
             for segment in decision.segments
-            for batch in schedule.layout(
+            for rows_WR in schedule.layout(
                 segment,
                 kept.ravel(),
-                weight.ravel(),
                 micro_step_N=decision.micro_step_N,
-                full_tokens_N=np.ones(ROWS),  # of no use to this loss
                 length_N=case.lengths,
                 geometry=case.geometry,
-                rank=0,
                 sort=True,
             )
         ]

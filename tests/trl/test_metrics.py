@@ -202,9 +202,9 @@ class Losses:
         host.args.gradient_accumulation_steps = self.steps
 
         def in_order(geometry: Any, **key: Any) -> Any:
-            return np.arange(geometry.rows) // geometry.micro_batch
+            return np.arange(geometry.rows)
 
-        monkeypatch.setattr(schedule, "micro_step_of_rows", in_order)
+        monkeypatch.setattr(schedule, "order_of_rows", in_order)
 
     def full(self, loss_type: str) -> float:
         """Accumulated over the micro-batches, nothing pruned."""

@@ -125,12 +125,12 @@ def test_a_redraw_is_the_weighted_sum_of_the_recorded_gradients(
 def test_control_weights_that_are_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    layout = decision.schedule.layout
+    micro_batch_of = decision.schedule.micro_batch_of
 
-    def heavier(segment: Any, kept_N: Any, weight_N: Any, **given: Any) -> Any:
-        return layout(segment, kept_N, 1.3 * weight_N, **given)
+    def heavier(rows_R: Any, weight_N: Any, *given: Any) -> Any:
+        return micro_batch_of(rows_R, 1.3 * weight_N, *given)
 
-    monkeypatch.setattr(decision.schedule, "layout", heavier)
+    monkeypatch.setattr(decision.schedule, "micro_batch_of", heavier)
     found, _ = audited(tmp_path, loss_type="dapo", completion_keep=0.7)
     assert found["along_z"] > 4
     assert found["along"] == pytest.approx(1.3, abs=5 * found["along_error"])

@@ -35,7 +35,7 @@ from .test_exact import EveryOutcome
 
 def scoring_passes(watch: Watch) -> list[int]:
     """Rows of each no-grad pass that the decisions ask for."""
-    return [len(rows_R) for d in watch.decisions for rows_R in d.scoring_bins]
+    return [rows_WR.shape[1] for d in watch.decisions for rows_WR in d.scoring]
 
 
 def union_kept(decision: Any) -> np.ndarray:

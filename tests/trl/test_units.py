@@ -9,9 +9,8 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, Qwen3Config
 
-from dppo.packing.layout import Price
 from dppo.tasks import load_builtin_tokenizer
-from dppo.trl import rows, schedule
+from dppo.trl import rows, schedule, spread
 from dppo.trl.clock import PhaseClock
 from dppo.trl.decision import Rows, signal
 from dppo.trl.recorder import record_generation
@@ -57,98 +56,104 @@ def test_segments_partition_the_micro_steps(geometry: schedule.Geometry) -> None
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_every_row_has_one_micro_step_on_its_rank(geometry: schedule.Geometry) -> None:
+def test_every_row_has_one_micro_step(geometry: schedule.Geometry) -> None:
     orders = set()
     for generation in range(3):
-        micro_step_N = schedule.micro_step_of_rows(geometry, seed=1, generation=generation)
-        for of_rank in micro_step_N.reshape(geometry.ranks, geometry.rows):
-            counts = np.bincount(of_rank, minlength=geometry.steps_per_generation)
-            assert counts.tolist() == [geometry.micro_batch] * geometry.steps_per_generation
-        orders.add(tuple(micro_step_N.tolist()))
-        again = schedule.micro_step_of_rows(geometry, seed=1, generation=generation)
-        assert np.array_equal(micro_step_N, again)
-    assert len(orders) > 1 or geometry.steps_per_generation == 1 or geometry.rows <= 2
+        place_N = schedule.order_of_rows(geometry, seed=1, generation=generation)
+        assert sorted(place_N) == list(range(geometry.rows_of_all))
+        counts = np.bincount(schedule.micro_step_of_rows(place_N, geometry))
+        each = geometry.ranks * geometry.micro_batch
+        assert counts.tolist() == [each] * geometry.steps_per_generation
+        orders.add(tuple(place_N.tolist()))
+        again = schedule.order_of_rows(geometry, seed=1, generation=generation)
+        assert np.array_equal(place_N, again)
+    assert len(orders) > 1 or geometry.rows_of_all <= 2
 
 
-def test_even_bins_depend_on_the_largest_rank_alone() -> None:
-    for most in range(9):
-        for capacity in (1, 2, 3, 4):
-            for at_least in (0, 1):
-                shapes = set()
-                for count in range(most + 1):
-                    mine = np.arange(10, 10 + count)
-                    bins = schedule.even_bins(mine, most=most, capacity=capacity, at_least=at_least)
-                    shapes.add(tuple(map(len, bins)))
-                    flat = np.concatenate(bins) if bins else np.empty(0, np.int64)
-                    assert flat[flat != schedule.PADDING].tolist() == mine.tolist()
-                    assert all(0 < len(part) <= capacity for part in bins)
-                (shape,) = shapes
-                assert len(shape) == max(-(-most // capacity), at_least)
-                assert sum(shape) == max(most, at_least if most == 0 else 0)
-                assert not shape or max(shape) - min(shape) <= 1
+def test_optimizer_steps_do_not_depend_on_how_many_ranks_share_them() -> None:
+    found = set()
+    for ranks, micro_batch, accumulation in (
+        (1, 4, 3),
+        (2, 2, 3),
+        (4, 1, 3),
+        (3, 4, 1),
+        (1, 1, 12),
+    ):
+        geometry = schedule.Geometry(ranks, micro_batch, 2 * accumulation, 2, accumulation)
+        place_N = schedule.order_of_rows(geometry, seed=3, generation=5)
+        micro_step_N = schedule.micro_step_of_rows(place_N, geometry)
+        cut = schedule.segments(geometry, window_left=accumulation)
+        found.add(
+            tuple(
+                tuple(schedule.optimizer_step_of_rows(micro_step_N, cut, geometry, iteration))
+                for iteration in range(2)
+            )
+        )
+    assert len(found) == 1
+    assert {step for passed in found.pop() for step in passed} == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("moves", [True, False])
 @pytest.mark.parametrize("sort", [True, False])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_layout_gives_ranks_equal_shapes_and_rows_one_place(
-    geometry: schedule.Geometry, sort: bool
+    geometry: schedule.Geometry, sort: bool, moves: bool
 ) -> None:
     rng = np.random.default_rng(0)
-    size = geometry.ranks * geometry.rows
+    size = geometry.rows_of_all
     for trial in range(6):
         kept_N = rng.random(size) < (0.0, 0.2, 0.5, 1.0, 0.5, 0.1)[trial]
         if trial == 4:
             kept_N[: geometry.rows] = False  # a rank with nothing
         weight_N = np.where(kept_N, 1 + rng.random(size), 0.0)
         length_N = rng.integers(1, 9, size)
-        micro_step_N = schedule.micro_step_of_rows(geometry, seed=0, generation=trial)
-        tokens_N = schedule.original_tokens(length_N, micro_step_N, geometry)
+        place_N = schedule.order_of_rows(geometry, seed=0, generation=trial, moves=moves)
+        micro_step_N = schedule.micro_step_of_rows(place_N, geometry)
+        tokens_N = schedule.original_tokens(length_N, place_N, geometry)
         for left in {1, geometry.accumulation}:
             for segment in schedule.segments(geometry, window_left=left):
-                by_rank = [
-                    schedule.layout(
-                        segment,
-                        kept_N,
-                        weight_N,
-                        micro_step_N=micro_step_N,
-                        full_tokens_N=tokens_N,
-                        length_N=length_N,
-                        geometry=geometry,
-                        rank=rank,
-                        sort=sort,
-                    )
-                    for rank in range(geometry.ranks)
-                ]
-                shapes = {tuple(m and len(m.rows_R) for m in batches) for batches in by_rank}
-                assert len(shapes) == 1
-                (shape,) = shapes
-                assert len(shape) == segment.last - segment.first
+                bins = schedule.layout(
+                    segment,
+                    kept_N,
+                    micro_step_N=micro_step_N,
+                    length_N=length_N,
+                    geometry=geometry,
+                    sort=sort,
+                    moves=moves,
+                )
+                assert len(bins) == segment.last - segment.first
                 # What is not run comes first, so that the last micro-step synchronises.
-                filled = [s is not None for s in shape]
+                filled = [rows is not None for rows in bins]
                 assert filled == sorted(filled)
                 assert filled[-1] or not segment.closes
                 position_N = segment.iteration * geometry.steps_per_generation + micro_step_N
                 here_N = kept_N & (position_N >= segment.first) & (position_N < segment.last)
+                laid = [rows for rows in bins if rows is not None]
+                if moves:  # as few as hold them
+                    held = geometry.ranks * geometry.micro_batch
+                    assert len(laid) == max(-(-here_N.sum() // held), int(segment.closes))
                 found = np.zeros(size)
-                for rank, batches in enumerate(by_rank):
-                    for batch in filter(None, batches):
-                        real = batch.rows_R != schedule.PADDING
-                        place = rank * geometry.rows + batch.rows_R[real]
-                        found[place] += 1
-                        assert np.array_equal(batch.weight_R[real], weight_N[place])
+                for rows_WR in laid:
+                    assert rows_WR.shape[0] == geometry.ranks
+                    assert 1 <= rows_WR.shape[1] <= geometry.micro_batch
+                    for rank, rows_R in enumerate(rows_WR):
+                        real = rows_R != spread.PADDING
+                        found[rows_R[real]] += 1
+                        assert moves or (rows_R[real] // geometry.rows == rank).all()
+                        batch = schedule.micro_batch_of(rows_R, weight_N, tokens_N, segment)
+                        assert np.array_equal(batch.weight_R[real], weight_N[rows_R[real]])
                         assert not batch.weight_R[~real].any()
-                        assert np.array_equal(batch.full_tokens_R[real], tokens_N[place])
+                        assert np.array_equal(batch.full_tokens_R[real], tokens_N[rows_R[real]])
                 assert np.array_equal(found, here_N)
 
 
 def test_original_tokens_are_those_of_the_micro_batch() -> None:
     geometry = GEOMETRIES[3]
     length_N = np.arange(1, 17)
-    micro_step_N = schedule.micro_step_of_rows(geometry, seed=0, generation=0)
-    tokens_N = schedule.original_tokens(length_N, micro_step_N, geometry)
-    rank_N = np.repeat([0, 1], 8)
+    place_N = schedule.order_of_rows(geometry, seed=0, generation=0)
+    tokens_N = schedule.original_tokens(length_N, place_N, geometry)
     for i in range(16):
-        mates = (rank_N == rank_N[i]) & (micro_step_N == micro_step_N[i])
+        mates = place_N // 2 == place_N[i] // 2
         assert mates.sum() == 2
         assert tokens_N[i] == length_N[mates].sum()
 
@@ -213,7 +218,7 @@ def test_select_rows_blanks_padding_rows() -> None:
     batch["old_per_token_logps"][0] = torch.nan  # an unscored row must not leak: 0 * NaN is NaN
     batch["texts"] = ["a", "b", "c"]
     batch["nothing"] = None
-    picked = rows.select_rows(batch, np.array([2, schedule.PADDING, 1]))
+    picked = rows.select_rows(batch, np.array([2, spread.PADDING, 1]))
     assert picked["texts"] == ["c", "a", "b"]
     assert picked["nothing"] is None
     assert picked["advantages"].tolist() == [2, 0, 1]
@@ -427,87 +432,6 @@ def test_time_is_counted_once() -> None:
     with pytest.raises(KeyError), clock.running("prune"):
         raise KeyError
     assert clock.phase == "idle"
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_bins_by_tokens_are_alike_on_all_ranks(ranks: int) -> None:
-    rng = np.random.default_rng(ranks)
-    for _ in range(50):
-        length_N = rng.integers(1, 40, ranks * 12)
-        here_N = rng.random(ranks * 12) < rng.random()
-        geometry = schedule.Geometry(ranks, 3, 4, 1, 4)
-        prompt_N = np.minimum(rng.integers(1, 9, ranks * 3), length_N.reshape(-1, 4).min(axis=1))
-        group_N = np.arange(ranks * 12) // 4
-        shares = bool(rng.integers(0, 2))
-        capacity, at_least = int(rng.integers(30, 200)), int(rng.integers(0, 2))
-        room = schedule.Room(
-            capacity=capacity,
-            price=Price(1000),
-            shares=shares,
-            prompt_N=prompt_N[group_N],
-            completion_N=length_N - prompt_N[group_N],
-            group_N=group_N,
-        )
-        every = [
-            schedule.row_bins(
-                here_N,
-                -length_N,
-                geometry=geometry,
-                rank=rank,
-                room=room,
-                most=4,
-                at_least=at_least,
-            )
-            for rank in range(ranks)
-        ]
-        assert len({tuple(len(rows) for rows in bins) for bins in every}) == 1
-        assert at_least <= len(every[0]) <= 4
-        heaviest, cut_by_tokens = [], []
-        for rank, bins in enumerate(every):
-            real = [rows[rows != schedule.PADDING] for rows in bins]
-            held = sorted(row for rows in real for row in rows.tolist())
-            assert held == np.flatnonzero(here_N[rank * 12 : (rank + 1) * 12]).tolist()
-            loads = [room_load(room, rank * 12 + rows) for rows in real]
-            heaviest.append(max(loads, default=0))
-            cut_by_tokens.append(all(len(rows) <= 3 for rows in bins))
-        # Over the capacity only where as many rows as before are taken instead.
-        assert max(heaviest) <= max(capacity, length_N.max()) or all(cut_by_tokens)
-
-
-def test_bins_by_tokens_differ_by_less_than_the_longest_row() -> None:
-    length_N = np.array([9, 8, 7, 6, 5, 4, 3, 2, 1, 1])
-    (bins,) = schedule.dense_bins([np.arange(10)], apart(length_N, capacity=25), most=5) or [[]]
-    loads = [int(length_N[rows].sum()) for rows in bins]
-    assert sum(loads) == 46
-    assert len(loads) == 2
-    assert max(loads) - min(loads) <= 1
-    assert schedule.dense_bins([np.arange(10)], apart(length_N, capacity=10), most=4) is None
-
-
-def test_completions_to_one_prompt_share_a_bin_where_that_saves_most() -> None:
-    prompt_N, group_N = np.full(32, 40), np.arange(32) // 8
-    room = schedule.Room(150, Price(10_000), True, prompt_N, np.full(32, 10), group_N)
-    (bins,) = schedule.dense_bins([np.arange(32)], room, most=16) or [[]]
-    assert len(bins) == 4
-    assert all(len(set(group_N[rows].tolist())) == 1 for rows in bins)
-    # Attention to a wide row would cost more than short prompts do.
-    prompt_N, completion_N = np.full(32, 4), np.full(32, 46)
-    room = schedule.Room(160, Price(1), True, prompt_N, completion_N, group_N)
-    (bins,) = schedule.dense_bins([np.arange(32)], room, most=16) or [[]]
-    assert len(bins) == 11
-    assert room_load(room, bins[0]) == 150
-
-
-def apart(length_N: Any, *, capacity: int) -> schedule.Room:
-    """Rows that share nothing."""
-    group_N = np.arange(len(length_N))
-    return schedule.Room(capacity, Price(), False, np.ones_like(group_N), length_N - 1, group_N)
-
-
-def room_load(room: schedule.Room, rows: Any) -> int:
-    """Tokens of rows that are laid as they are meant to be."""
-    (unit,) = room.units([rows])
-    return int(unit.tokens_T.sum())
 
 
 def test_a_prompt_is_shared_only_where_it_is_the_same() -> None:

@@ -86,6 +86,7 @@ PLAN_OPTIONS = {
     field.name: field
     for field in (
         Field("num_processes", "int", 1, "how many processes (devices) train together"),
+        Field("accelerate_config", "str | None", None, "take num_processes from accelerate's file"),
         Field("solve_rate", "float | None", None, "how often one completion is right, 0 to 1"),
         Field("json", "bool", False, "print JSON instead of a table"),
     )

@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from dppo.cli.arithmetic import BatchSettings, BatchShape, batch_shape, legal_group_sizes
 from dppo.cli.fields import PLAN_OPTIONS, RUN_OPTIONS, config_fields
+from dppo.cli.launch_file import launched_processes
 from dppo.cli.length import (
     COMPARED_GROUP_SIZES,
     RunLength,
@@ -28,6 +30,8 @@ examples:
   dppo plan --num-prompts 8000 --num-processes 3 --per-device-train-batch-size 4 \\
       --gradient-accumulation-steps 2 --num-generations 6 --num-train-epochs 2
   dppo plan --config run.yaml --num-prompts 7473 --solve-rate 0.3 --json
+  dppo plan --config configs/qwen3-4b-math.yaml --num-prompts 7500 \\
+      --accelerate-config configs/accelerate/zero3-8gpu.yaml
 """
 OPTIONS = {**RUN_OPTIONS, **PLAN_OPTIONS}
 
@@ -104,13 +108,25 @@ def make_plan(settings: Settings) -> Plan:
     prompts = settings.run.get("num_prompts")
     if prompts is not None and prompts < 1:
         raise ConfigurationError(f"num_prompts is too small: {prompts}")
-    batch = batch_settings(settings.config, num_processes=settings.run.get("num_processes"))
+    batch = batch_settings(settings.config, num_processes=_processes(settings))
     shape = batch_shape(batch)
     length = run_length(batch, shape, prompts, prior=has_prior(settings.config))
     dead = _dead_groups(settings.run.get("solve_rate"), batch.num_generations)
     chance = dead.get(batch.num_generations, 0.0)
     pruning = expected_pruning(settings.config, shape, length=length, dead=chance)
     return Plan(settings, batch, shape, length, dead, pruning)
+
+
+def _processes(settings: Settings) -> int | None:
+    """How many processes train together, if the user has said it."""
+    given, path = settings.run.get("num_processes"), settings.run.get("accelerate_config")
+    if path is None:
+        return given
+    if given is not None:
+        raise ConfigurationError(
+            f"give only one of num_processes ({given}) and accelerate_config ({path})"
+        )
+    return launched_processes(Path(path), settings.config)
 
 
 def check_pruning(config: dict[str, Any]) -> None:

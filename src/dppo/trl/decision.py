@@ -7,6 +7,7 @@ group (the global order, reshaped: groups are contiguous), `_F` reward functions
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from dppo.estimator.sizes import DEFAULT_ADVANTAGE_FLOOR
 from dppo.estimator.weights import Kind, loss_denominator, prompt_phase_factor
 from dppo.pruner import DROP_REASONS, Pruner
 from dppo.trl import schedule
-from dppo.trl.schedule import Geometry, MicroBatch, Room, Segment
+from dppo.trl.schedule import Geometry, MicroBatch, Segment
+from dppo.trl.spread import Room, loads, spread
 from dppo.trl.windows import Window
 from dppo.types import CompletionChoice
 
@@ -94,15 +96,39 @@ class Decision:
     rows: Rows
     segments: Sequence[Segment]
     micro_step_N: NDArray[np.int64]
+    full_tokens_N: Floats
+    """Loss tokens of each row's micro-batch before pruning."""
+    training: list[NDArray[np.int64] | None]
+    """Rows of every micro-step on every rank, see `spread`; None where nothing is left to run."""
+    scoring: list[NDArray[np.int64]]
+    """The same of the old and reference passes: rows that any pass trains on."""
     micro_batches: list[MicroBatch | None]
-    """This rank's, one for every micro-step; None where nothing is left to run."""
-    scoring_bins: list[NDArray[np.int64]]
-    """This rank's rows that the old and reference passes must score, in bins: any pass's."""
+    """This rank's, one for every micro-step."""
     rewards_PG: NDArray[np.floating[Any]]
     window: Window | None
     """The candidates whose prompts these are, if prompts were drawn."""
     capacity: int | None = None
     """Tokens of a packed micro-batch."""
+    shared_N: NDArray[np.int64] | None = None
+    """Equal where completions may be computed with one prompt; None: nowhere."""
+
+    @cached_property
+    def digest(self) -> int:
+        """Of what ranks must agree on, 63 bits: who is kept, and who runs what when."""
+        state = blake2b(f"{self.generation}".encode(), digest_size=8)
+        for part in (*(c.kept for c in self.choices), *self.training, *self.scoring):
+            state.update(b"-" if part is None else f"{part.shape}".encode() + part.tobytes())
+        return int.from_bytes(state.digest(), "little") >> 1
+
+    @cached_property
+    def imbalance(self) -> float:
+        """Tokens of the rank that has most to train on, over the mean, less 1.
+
+        A prompt counts once for the completions that are computed with it.
+        """
+        rows, group_N = self.rows, self.shared_N
+        load_W = loads(self.training, rows.prompt_tokens, rows.completion_tokens, group_N)
+        return float(load_W.max() / load_W.mean()) - 1 if load_W.any() else 0.0
 
     def prompt_factor(self, kind: Kind) -> float:
         """What to multiply gradients by, because the host divides by what was rolled out."""
@@ -289,6 +315,7 @@ def decide(
     keep: float | None = None,
     window: Window | None = None,
     order_seed: int | None = None,
+    moves: bool = True,
 ) -> Decision:
     """Choose the survivors of every pass and lay them out over the micro-steps.
 
@@ -307,12 +334,14 @@ def decide(
         keep: Rate in place of the configured one.
         window: The candidates that the prompts were drawn from.
         order_seed: Of which micro-step trains which row; None: the pruner's.
+        moves: Whether a row may leave the rank that it was rolled out on.
     """
     shape = told.rewards_PG.shape
     cut = schedule.segments(geometry, window_left=window_left)
     order_seed = pruner.seed if order_seed is None else order_seed
-    micro_step_N = schedule.micro_step_of_rows(geometry, seed=order_seed, generation=generation)
-    full_tokens_N = schedule.original_tokens(rows.loss_tokens, micro_step_N, geometry)
+    place_N = schedule.order_of_rows(geometry, seed=order_seed, generation=generation, moves=moves)
+    micro_step_N = schedule.micro_step_of_rows(place_N, geometry)
+    full_tokens_N = schedule.original_tokens(rows.loss_tokens, place_N, geometry)
     length_N = rows.prompt_tokens + rows.completion_tokens
     masked_PG = (rows.loss_tokens == 0).reshape(shape)
     own_divisor = loss_denominator(loss_type).kind == "micro-batch tokens"
@@ -338,22 +367,38 @@ def decide(
         )
         for iteration in range(geometry.iterations)
     ]
-    micro_batches = [
-        micro_batch
-        for segment in cut
-        for micro_batch in schedule.layout(
+    training: list[NDArray[np.int64] | None] = []
+    micro_batches: list[MicroBatch | None] = []
+    for segment in cut:
+        choice = choices[segment.iteration]
+        bins = schedule.layout(
             segment,
-            choices[segment.iteration].kept.ravel(),
-            choices[segment.iteration].weight.ravel(),
+            choice.kept.ravel(),
             micro_step_N=micro_step_N,
-            full_tokens_N=full_tokens_N,
             length_N=length_N,
             geometry=geometry,
-            rank=rank,
             sort=sort,
             room=room,
+            moves=moves,
         )
-    ]
+        training += bins
+        weight_N = choice.weight.ravel()
+        micro_batches += [
+            None
+            if rows_WR is None
+            else schedule.micro_batch_of(rows_WR[rank], weight_N, full_tokens_N, segment)
+            for rows_WR in bins
+        ]
+    scoring = spread(
+        np.logical_or.reduce([c.kept.ravel() for c in choices]),
+        -length_N,
+        length_N,
+        ranks=geometry.ranks,
+        micro_batch=geometry.micro_batch,
+        room=room,
+        most=geometry.steps_per_generation,
+        moves=moves,
+    )
     return Decision(
         generation=generation,
         choices=choices,
@@ -361,11 +406,14 @@ def decide(
         rows=rows,
         segments=cut,
         micro_step_N=micro_step_N,
+        full_tokens_N=full_tokens_N,
+        training=training,
+        scoring=scoring,
         micro_batches=micro_batches,
-        scoring_bins=_scoring_bins(choices, length_N, geometry, rank, room),
         rewards_PG=told.rewards_PG,
         window=window,
         capacity=None if room is None else room.capacity,
+        shared_N=room.group_N if room is not None and room.shares else None,
     )
 
 
@@ -375,20 +423,3 @@ def _surprisal(surprisal_N: Floats, shape: tuple[int, ...]) -> Floats | None:
         return None
     typical = np.nanmedian(surprisal_N)
     return np.where(np.isnan(surprisal_N), typical, surprisal_N).reshape(shape)
-
-
-def _scoring_bins(
-    choices: list[CompletionChoice],
-    length_N: NDArray[np.int64],
-    geometry: Geometry,
-    rank: int,
-    room: Room | None,
-) -> list[NDArray[np.int64]]:
-    return schedule.row_bins(
-        np.logical_or.reduce([c.kept.ravel() for c in choices]),
-        -length_N,
-        geometry=geometry,
-        rank=rank,
-        room=room,
-        most=geometry.steps_per_generation,
-    )

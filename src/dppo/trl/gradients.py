@@ -23,7 +23,7 @@ from torch import Tensor
 from trl.trainer.utils import split_pixel_values_by_grid
 
 from dppo.errors import ConfigurationError
-from dppo.trl import full_batch, passes, schedule
+from dppo.trl import full_batch, passes
 from dppo.trl.schedule import MicroBatch
 
 logger = logging.getLogger(__name__)
@@ -130,11 +130,8 @@ def unpruned_batch(
 ) -> MicroBatch:
     """A micro-batch of some rows of the generation in hand, weights 1 where not given."""
     decision = trainer._plan
-    full_tokens_N = schedule.original_tokens(
-        decision.rows.loss_tokens, decision.micro_step_N, trainer._geometry()
-    )
     weight_R = np.ones(len(rows)) if weight_N is None else weight_N[rows]
-    return MicroBatch(rows, weight_R, full_tokens_N[rows], decision.segments[0])
+    return MicroBatch(rows, weight_R, decision.full_tokens_N[rows], decision.segments[0])
 
 
 class RowGradients:

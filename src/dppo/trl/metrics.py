@@ -65,6 +65,8 @@ def log_decision(trainer: Any) -> None:
     logged["dppo/tokens/density_padded"].append(decision.padded_density)
     logged["dppo/pairs/attended_padded"].append(decision.padded_attended)
     logged["dppo/reward/ht"].append(decision.reward)
+    if trainer.accelerator.num_processes > 1:
+        logged["dppo/ranks/imbalance"].append(decision.imbalance)
     for name, share in decision.group_shares.items():
         logged[f"dppo/groups/{name}"].append(share)
     kept = decision.kept_rewards

@@ -19,9 +19,7 @@ from dppo.trl import rows
 
 def score_kept(
     score: Callable[[Tensor, Tensor, int], Tensor],
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    logits_to_keep: int,
+    batch: dict[str, Any],
     *,
     bins: Sequence[NDArray[np.int64]],
     trim: Callable[[dict[str, Any]], dict[str, Any]],
@@ -32,23 +30,15 @@ def score_kept(
 
     Args:
         score: (input ids, attention mask, completion width) -> log-probs, the host's forward pass.
-        input_ids: Shape (B, P + C), prompts left-padded, completions right-padded.
-        attention_mask: Shape (B, P + C).
-        logits_to_keep: C.
+        batch: As `split` returns it.
         bins: Rows to score together, `PADDING` among them where ranks need equal shapes.
         trim: Cuts the columns that are padding in all rows of a bin.
 
     Returns:
         Shape (B, C); 0 where a scored row has padding.
     """
-    split = input_ids.shape[1] - logits_to_keep
-    batch = {
-        "prompt_ids": input_ids[:, :split],
-        "prompt_mask": attention_mask[:, :split],
-        "completion_ids": input_ids[:, split:],
-        "completion_mask": attention_mask[:, split:],
-    }
-    result = torch.full(batch["completion_ids"].shape, torch.nan, device=input_ids.device)
+    completion_ids = batch["completion_ids"]
+    result = torch.full(completion_ids.shape, torch.nan, device=completion_ids.device)
     for rows_R in bins:
         part = trim(rows.select_rows(batch, rows_R))
         width = part["completion_ids"].shape[1]
@@ -62,6 +52,23 @@ def score_kept(
         result[kept] = 0.0
         result[kept, :width] = log_probs[real.to(log_probs.device)].to(result)
     return result
+
+
+def split(input_ids: Tensor, attention_mask: Tensor, completion: int) -> dict[str, Tensor]:
+    """Prompts, left-padded, and completions, right-padded, of rows of both.
+
+    Args:
+        input_ids: Shape (B, P + C).
+        attention_mask: Shape (B, P + C).
+        completion: C.
+    """
+    prompt = input_ids.shape[1] - completion
+    return {
+        "prompt_ids": input_ids[:, :prompt],
+        "prompt_mask": attention_mask[:, :prompt],
+        "completion_ids": input_ids[:, prompt:],
+        "completion_mask": attention_mask[:, prompt:],
+    }
 
 
 def filled(trainer: Any, generation: dict[str, Any]) -> dict[str, Any]:
@@ -91,11 +98,7 @@ def _scored(trainer: Any, generation: dict[str, Any], here: Tensor, *, reference
         policy = trainer.accelerator.unwrap_model(trainer.model)
         adapter = use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None)
     rows, size = np.flatnonzero(here.cpu().numpy()), trainer.args.per_device_train_batch_size
-    ids_mask = [
-        torch.cat([generation[f"prompt_{name}"], generation[f"completion_{name}"]], dim=1)
-        for name in ("ids", "mask")
-    ]
-    width, decision = generation["completion_ids"].shape[1], trainer._decision
+    decision = trainer._decision
     trainer._decision = None  # else only its survivors are scored
 
     def score(ids: Tensor, mask: Tensor, kept: int) -> Tensor:
@@ -105,8 +108,6 @@ def _scored(trainer: Any, generation: dict[str, Any], here: Tensor, *, reference
     bins = np.array_split(rows, range(size, len(rows), size))
     try:
         with torch.no_grad(), disable_gradient_checkpointing(trainer.model, options), adapter:
-            return score_kept(
-                score, ids_mask[0], ids_mask[1], width, bins=bins, trim=trainer._trimmed
-            )
+            return score_kept(score, generation, bins=bins, trim=trainer._trimmed)
     finally:
         trainer._decision = decision

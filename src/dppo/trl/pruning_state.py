@@ -1,14 +1,21 @@
 """What of a run's pruning is in its checkpoints, and whether it belongs to the run that resumes.
 
 * `dppo_state.json`, `.npz`: generation counter, options, history of the prompts, windows;
-* `dppo_generation_<rank>.json`, `.npz`: the generation under way, when a step ended inside it.
+* `dppo_generation_<rank>.json`, `.npz`: the generation under way, when a step ended inside it: the
+  rows that the rank was to run.
+
+Nothing depends on how many ranks share a batch, so that a run can go on with another number of
+them, if the rows of an optimizer step and of a generation stay as many.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dppo.errors import ConfigurationError
@@ -39,6 +46,22 @@ class UnderWay:
 
     batch: dict[str, Any]
     basis: Basis
+    rows: NDArray[np.int64]
+    """Global rows that the batch holds, in order."""
+
+
+STEP_ROWS = (
+    "completions of an optimizer step (processes x per_device_train_batch_size x "
+    "gradient_accumulation_steps)"
+)
+GENERATION_ROWS = (
+    "completions of a generation (processes x per_device_train_batch_size x steps_per_generation)"
+)
+
+
+def rows_of_micro_step(trainer: Any) -> int:
+    """Of all ranks."""
+    return trainer.accelerator.num_processes * trainer.args.per_device_train_batch_size
 
 
 def settings(trainer: Any) -> dict[str, Any]:
@@ -47,12 +70,10 @@ def settings(trainer: Any) -> dict[str, Any]:
     streamed = not hasattr(data, "__len__")
     annealed = streamed and args.prunes_prompts and args.prune_until < 1
     return {
-        "per_device_train_batch_size": args.per_device_train_batch_size,
-        "gradient_accumulation_steps": args.gradient_accumulation_steps,
-        "steps_per_generation": args.generation_steps,
+        STEP_ROWS: rows_of_micro_step(trainer) * args.gradient_accumulation_steps,
+        GENERATION_ROWS: rows_of_micro_step(trainer) * args.generation_steps,
         "num_iterations": args.num_iterations,
         "num_generations": args.num_generations,
-        "number of processes": trainer.accelerator.num_processes,
         "order of the prompts (data_seed, or seed)": args.order_seed,
         "shuffle_dataset": args.shuffle_dataset,
         "prompt_id_column": args.prompt_id_column,
@@ -65,6 +86,7 @@ def settings(trainer: Any) -> dict[str, Any]:
 def save(folder: str | Path, trainer: Any) -> None:
     """Write what all ranks share."""
     number = trainer._generation - (trainer._under_way is not None)
+    epoch, batches = trainer._windows.place(number, trainer._position)
     tree = {
         "generation": trainer._generation,
         "phases": _phases(trainer),
@@ -74,17 +96,27 @@ def save(folder: str | Path, trainer: Any) -> None:
         "completion_keep": _rate(trainer.args),
         "auto": None if trainer._auto is None else trainer._auto.controller.state_dict(),
         "under_way": trainer._under_way is not None,
-        "place": trainer._windows.place(number, trainer._position),
+        "place": [epoch, batches * rows_of_micro_step(trainer)],
+        "ranks": trainer.accelerator.num_processes,
+        "micro_step_rows": rows_of_micro_step(trainer),
     }
     state_files.write(Path(folder) / STATE, tree)
 
 
-def load(folder: str | Path, trainer: Any) -> tuple[bool, list[int] | None]:
-    """Check a saved state against the run, and take it over.
+@dataclass(frozen=True)
+class Found:
+    """What a checkpoint says of where it was saved."""
 
-    Returns:
-        Whether a generation is under way and can be gone on with; and epoch and batches of it that
-        were over, None if that is not known or does not matter.
+    goes_on: bool
+    """Whether a generation is under way and can be gone on with."""
+    place: list[int] | None
+    """Epoch, and rows of it that were handed out; None if that is not known or does not matter."""
+    ranks: int = 1
+    micro_step_rows: int = 1
+
+
+def load(folder: str | Path, trainer: Any) -> Found:
+    """Check a saved state against the run, and take it over.
 
     Raises:
         ConfigurationError: The state is unreadable, or of another data set or configuration; the
@@ -98,7 +130,7 @@ def load(folder: str | Path, trainer: Any) -> tuple[bool, list[int] | None]:
                 "left behind. Draws start at generation 0, and nothing is known of any prompt",
                 folder,
             )
-        return False, None
+        return Found(False, None)
     saved = state_files.read(stem)
     try:
         generation, before = int(saved["generation"]), saved["phases"]
@@ -131,23 +163,57 @@ def load(folder: str | Path, trainer: Any) -> tuple[bool, list[int] | None]:
     if now != before and "prompts" in both:
         # The generation under way is dropped; windows drawn ahead have numbers that follow it.
         trainer._generation = max(generation, trainer._windows.clear() + 1)
-    return saved["under_way"] and now == before, saved["place"] if both else None
+    return Found(
+        saved["under_way"] and now == before,
+        saved["place"] if both else None,
+        saved["ranks"],
+        saved["micro_step_rows"],
+    )
 
 
 def save_under_way(folder: str | Path, rank: int, generation: UnderWay) -> None:
     """Write a rank's part of the generation under way."""
-    tree = {"batch": generation.batch, "basis": generation.basis.to_dict()}
+    tree = {
+        "batch": generation.batch,
+        "basis": generation.basis.to_dict(),
+        "rows": generation.rows,
+    }
     state_files.write(Path(folder) / f"dppo_generation_{rank}", tree)
 
 
-def load_under_way(folder: str | Path, rank: int, *, device: Any) -> UnderWay:
-    """Read it, its tensors on `device`.
+def load_under_way(folder: str | Path, trainer: Any, found: Found) -> UnderWay:
+    """Read a rank's part of it; of all ranks, where there were not as many, or with other rows.
 
     Raises:
-        ConfigurationError: It is missing or damaged.
+        ConfigurationError: A file is missing or damaged.
     """
-    tree = state_files.read(Path(folder) / f"dppo_generation_{rank}")
-    return UnderWay(_to(tree["batch"], device), Basis(**tree["basis"]))
+    now = (trainer.accelerator.num_processes, rows_of_micro_step(trainer))
+    alike = (found.ranks, found.micro_step_rows) == now
+    ranks = [trainer.accelerator.process_index] if alike else range(found.ranks)
+    trees = [state_files.read(Path(folder) / f"dppo_generation_{rank}") for rank in ranks]
+    basis = Basis(**trees[0]["basis"])
+    if not alike:
+        left = basis.window_left * found.micro_step_rows // rows_of_micro_step(trainer)
+        basis = replace(basis, window_left=left)
+    batch, held = trees[0]["batch"], trees[0]["rows"]
+    if len(trees) > 1:
+        batch, held = _together([t["batch"] for t in trees], [t["rows"] for t in trees])
+    return UnderWay(_to(batch, trainer.accelerator.device), basis, held)
+
+
+def _together(
+    batches: list[dict[str, Any]], held: list[NDArray[np.int64]]
+) -> tuple[dict[str, Any], NDArray[np.int64]]:
+    """The rows of all ranks, each once; they have the same width on all."""
+    rows, first = np.unique(np.concatenate(held), return_index=True)
+    index = torch.from_numpy(first)
+    whole = {
+        key: torch.cat([batch[key] for batch in batches])[index]
+        if isinstance(value, Tensor) and value.ndim
+        else value
+        for key, value in batches[0].items()
+    }
+    return whole, rows
 
 
 MICRO_BATCHES = "micro-batches of our own"

@@ -28,7 +28,7 @@ class Resumed:
     checkpoint: str
     under_way: pruning_state.UnderWay | None
     place: list[int] | None
-    """Epoch and batches of it that were over when it was saved."""
+    """Epoch, and rows of it that were handed out when it was saved."""
 
 
 class LineUp(TrainerCallback):
@@ -69,7 +69,8 @@ class LineUp(TrainerCallback):
             batches_done = steps_done * args.gradient_accumulation_steps
             _catch_up(trainer, self.epoch)
         under_way = None if resumed is None else resumed.under_way
-        if resumed is None or not _in_place(resumed, loader, [self.epoch, batches_done]):
+        rows = pruning_state.rows_of_micro_step(trainer)
+        if resumed is None or not _in_place(resumed, loader, [self.epoch, batches_done], rows):
             under_way = None
             _pass_over(trainer)
         batches = trainer._geometry().micro_steps
@@ -98,11 +99,10 @@ def restore(trainer: Any, checkpoint: str) -> None:
         return  # checked before, to refuse it early
     under_way, place, problem = None, None, None
     try:
-        goes_on, place = pruning_state.load(checkpoint, trainer)
-        if goes_on:
-            under_way = pruning_state.load_under_way(
-                checkpoint, trainer.accelerator.process_index, device=trainer.accelerator.device
-            )
+        found = pruning_state.load(checkpoint, trainer)
+        place = found.place
+        if found.goes_on:
+            under_way = pruning_state.load_under_way(checkpoint, trainer, found)
     except ConfigurationError as error:
         problem = error
     refused = torch.tensor([problem is not None], device=trainer.accelerator.device)
@@ -118,14 +118,14 @@ def steps_per_epoch(loader: Any, trainer: Any) -> int:
     return max(-(-len(loader) // trainer.args.gradient_accumulation_steps), 1)
 
 
-def _in_place(resumed: Resumed, loader: Any, host: list[int]) -> bool:
-    """Whether the host goes on where the checkpoint was saved.
+def _in_place(resumed: Resumed, loader: Any, host: list[int], rows: int) -> bool:
+    """Whether the host goes on where the checkpoint was saved; `rows` are those of a batch.
 
     It does not if a callback cut an epoch short: it then counts the steps as if none was.
     """
     if resumed.place is None:
         return True
-    epoch, batches = resumed.place
+    epoch, batches = resumed.place[0], resumed.place[1] // rows
     at_end = has_length(loader) and batches >= len(loader)
     if ([epoch + 1, 0] if at_end else [epoch, batches]) == host:
         return True
@@ -162,7 +162,7 @@ def _rates(args: Any, state: Any, first_step: int, batches: int) -> Any:
 def _go_on(trainer: Any, under_way: pruning_state.UnderWay) -> None:
     """Restore the generation under way; its decision follows from what it was made from."""
     basis, window = under_way.basis, None
-    trainer._buffered_inputs = under_way.batch
+    trainer._buffered_inputs, trainer._held = under_way.batch, under_way.rows
     if trainer.args.prunes_prompts:
         window = trainer._windows.get(basis.generation)
     trainer._decision = trainer._decision_on(basis, window)

@@ -48,13 +48,20 @@ def checked(func: Callable[..., Any], failures: Failures | None = None) -> Calla
 
     @functools.wraps(func, updated=())
     def sync_checked(**kwargs: Any) -> list[float | None]:
-        result = reward_failures.call(name, func, policy, kwargs)
-        return check_result(name, result, len(kwargs["prompts"]))
+        rows = len(kwargs["prompts"])
+        try:
+            return check_result(name, reward_failures.call(name, func, policy, kwargs), rows)
+        except Exception as error:
+            return policy.hold_back(error, rows)
 
     @functools.wraps(func, updated=())
     async def async_checked(**kwargs: Any) -> list[float | None]:
-        result = await reward_failures.acall(name, func, policy, kwargs)
-        return check_result(name, result, len(kwargs["prompts"]))
+        rows = len(kwargs["prompts"])
+        try:
+            result = await reward_failures.acall(name, func, policy, kwargs)
+            return check_result(name, result, rows)
+        except Exception as error:
+            return policy.hold_back(error, rows)
 
     wrapper = async_checked if is_async_callable(func) else sync_checked
     wrapper.__name__ = name

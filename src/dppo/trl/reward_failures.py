@@ -25,12 +25,29 @@ class Failures:
     Attributes:
         skip: Whether rows that a function fails on go without a score.
         limit: Calls in a row in which a function fails on every row, until the run stops.
+        shared: Whether an error waits in `raised`, the rows without a score, until all processes
+            have been told; else the others would wait for this one.
+        raised: What a function has raised and not been told yet.
         in_a_row: By function.
     """
 
     skip: bool = False
     limit: int = 10
+    shared: bool = False
+    raised: Exception | None = None
     in_a_row: dict[str, int] = field(default_factory=dict)
+
+    def hold_back(self, error: Exception, rows: int) -> list[float | None]:
+        """Keep an error until the processes share it; raise it where there is one process only."""
+        if not self.shared:
+            raise error
+        self.raised = self.raised or error
+        return [None] * rows
+
+    def take(self) -> Exception | None:
+        """What was held back, once."""
+        error, self.raised = self.raised, None
+        return error
 
     def scored(self, name: str, scores: list[Any], failed: int, given: dict[str, Any]) -> list[Any]:
         """Count the rows of a call that failed; return the scores.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from dppo.trl.schedule import PADDING
+from dppo.trl.spread import PADDING
 
 PROMPT_KEYS = ("prompt_ids", "prompt_mask")
 LOG_PROB_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
@@ -53,9 +53,13 @@ def _blank(batch: dict[str, Any], padding_R: Tensor) -> dict[str, Any]:
     for key in ("completion_mask", "advantages", "importance_sampling_ratio", *LOG_PROB_KEYS):
         if batch.get(key) is not None:
             batch[key] = batch[key].clone()
-            neutral = 1 if key == "importance_sampling_ratio" else 0
-            batch[key][padding_R.to(batch[key].device)] = neutral
+            batch[key][padding_R.to(batch[key].device)] = outside_the_loss(key)
     return batch
+
+
+def outside_the_loss(key: str) -> float:
+    """What the host has under a key where a row has no loss token."""
+    return 1.0 if key == "importance_sampling_ratio" else 0.0
 
 
 def counts(mask_RL: Tensor, shape: tuple[int, ...]) -> dict[str, int]:

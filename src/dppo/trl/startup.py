@@ -45,11 +45,12 @@ class StepClock(TrainerCallback):
         self.when_over()
 
 
-def checked(given: dict[str, Any]) -> dict[str, Any]:
+def checked(given: dict[str, Any], failures: Failures) -> dict[str, Any]:
     """Check the arguments of the trainer before weights are loaded.
 
     Args:
         given: By the names of `GRPOTrainer`.
+        failures: What to do where a reward function raises.
 
     Returns:
         The same, reward functions wrapped, prompts that do not fit left out if so configured.
@@ -78,8 +79,6 @@ def checked(given: dict[str, Any]) -> dict[str, Any]:
     columns = getattr(dataset, "column_names", None)
     if own_data or rollout_func or not isinstance(columns, list):
         columns = None
-    args = given["args"]
-    failures = Failures(args.reward_failures == "skip", args.reward_failure_limit)
     rewards = checked_rewards(given.get("reward_funcs"), columns, failures)
     return {**given, "train_dataset": dataset, "reward_funcs": rewards}
 

@@ -16,6 +16,7 @@ Where things happen:
 import inspect
 import os
 import textwrap
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from dppo.trl import (
     metrics,
     notices,
     pruning_state,
+    ranks,
     resume,
     startup,
 )
@@ -45,10 +47,11 @@ from dppo.trl.config import DPPOConfig
 from dppo.trl.decision import Basis, Decision, Rows, Signal, decide, signal
 from dppo.trl.packed import Form
 from dppo.trl.recorder import record_generation
+from dppo.trl.reward_failures import Failures
 from dppo.trl.rollout import Rollout
 from dppo.trl.rollout_file import RolloutFile
-from dppo.trl.schedule import Room
 from dppo.trl.settle import settle, without
+from dppo.trl.spread import Room
 from dppo.trl.totals import Totals
 from dppo.trl.weighted import WeightedPasses
 from dppo.trl.windows import Window, Windows, WindowSampler, WindowStream
@@ -114,7 +117,10 @@ class DPPOTrainer(WeightedPasses):
             )
         first = (model, reward_funcs, args, train_dataset, eval_dataset, processing_class)
         host = inspect.signature(super().__init__)
-        super().__init__(**startup.checked(host.bind(*first, *rest, **kwargs).arguments))
+        given = host.bind(*first, *rest, **kwargs).arguments
+        self._failures = Failures(args.reward_failures == "skip", args.reward_failure_limit)
+        super().__init__(**startup.checked(given, self._failures))
+        self._failures.shared = self.accelerator.num_processes > 1
         contract.check_attributes(self)
         startup.check_model(self)
         gradients.check_start(self)
@@ -254,14 +260,13 @@ class DPPOTrainer(WeightedPasses):
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> Tensor:
         rollout = self._rollout
-        if rollout is None:
-            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        rewards = rollout.rewards
-        if rewards is None:
-            with self.clock.running("score"):
-                rewards = super()._calculate_rewards(
-                    inputs, prompts, completions, completion_ids_list
-                )
+        if rollout is not None and rollout.rewards is not None:
+            return rollout.rewards
+        with nullcontext() if rollout is None else self.clock.running("score"):
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            if self._failures.shared:
+                ranks.share_failure(self.accelerator, self._failures.take())
+        if rollout is not None:
             rollout.rewards = rewards
         return rewards
 
@@ -329,6 +334,7 @@ class DPPOTrainer(WeightedPasses):
             other_terms=self.beta != 0 or self._entropy_bonus_enabled or not self.args.decides,
             sort=self.args.packing != "none",
             room=None if self._form is None else self._room(rows_N, self._form),
+            moves=self._moves,
             keep=basis.keep if self.args.decides else 1.0,
             window=window,
             order_seed=self.pruner.seed,
@@ -393,7 +399,7 @@ class DPPOTrainer(WeightedPasses):
         batch, basis = self._buffered_inputs, self._basis
         if not self._plans or batch is None or basis is None or self._position == 0:
             return None
-        return pruning_state.UnderWay(batch, basis)
+        return pruning_state.UnderWay(batch, basis, self._held)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.args.decides or self._plans:

@@ -8,22 +8,25 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from dppo.estimator.weights import loss_denominator
-from dppo.trl import full_batch, metrics, passes, rows, startup
+from dppo.trl import full_batch, metrics, passes, ranks, rows, startup
 from dppo.trl.config import DPPOConfig
 from dppo.trl.decision import Decision
 from dppo.trl.gate import Gate, scale_gradient
 from dppo.trl.packed import Form, PackedModel
 from dppo.trl.rollout import Rollout
 from dppo.trl.schedule import Geometry, MicroBatch
+from dppo.trl.spread import held
 from dppo.trl.step_audit import StepAudit
 
 
@@ -45,6 +48,7 @@ class WeightedPasses(GRPOTrainer):
         self._plans = self.args.prunes or startup.packs_without_pruning(self)
         self._form: Form | None = None
         self._rolled_out_at = -1
+        self._held = self._home()
         self._window_position = 0
         self._window_loss: Any = 0.0
         self._rollout: Rollout | None = None
@@ -63,6 +67,24 @@ class WeightedPasses(GRPOTrainer):
             accumulation=self.args.gradient_accumulation_steps,
         )
 
+    # -- ranks -------------------------------------------------------------------------------------
+
+    def _home(self) -> ranks.Ints:
+        """Global rows of a generation that this rank rolls out."""
+        count = self._geometry().rows
+        return np.arange(count) + self.accelerator.process_index * count
+
+    @property
+    def _moves(self) -> bool:
+        """Whether a row may be run by a rank that did not roll it out; images stay."""
+        return self._geometry().ranks > 1 and not self._is_vlm
+
+    def _exchange(self, bins: Sequence[ranks.Ints | None]) -> ranks.Exchange:
+        """Between the ranks that rolled rows out and those that run them."""
+        size = self._geometry()
+        rank = self.accelerator.process_index
+        return ranks.Exchange(held(bins, size.ranks), rank=rank, rows=size.rows)
+
     # -- micro-batches -----------------------------------------------------------------------------
 
     def _roll_out(self, generation_batch: Any) -> None:
@@ -70,6 +92,11 @@ class WeightedPasses(GRPOTrainer):
         fresh = self._position == 0 and self._rolled_out_at != self._step
         if fresh or self._buffered_inputs is None:
             generation = self._generate_and_score_completions(generation_batch)
+            self._held = self._home()
+            if self._moves:
+                exchange, plan = self._exchange(self._plan.training), self._plan
+                generation = ranks.moved(generation, exchange, self.accelerator, digest=plan.digest)
+                self._held = exchange.rows
             self._buffered_inputs = split_pixel_values_by_grid(generation)
             self._rolled_out_at = self._step
 
@@ -84,9 +111,8 @@ class WeightedPasses(GRPOTrainer):
 
     def _inputs_of(self, micro_batch: MicroBatch, generation: Any) -> dict[str, Any]:
         """What `compute_loss` takes: rows of a generation, and the gate with their weights."""
-        inputs = self._trimmed(
-            unsplit_pixel_values_by_grid(rows.select_rows(generation, micro_batch.rows_R))
-        )
+        places = ranks.places(self._held, micro_batch.rows_R)
+        inputs = self._trimmed(unsplit_pixel_values_by_grid(rows.select_rows(generation, places)))
         mask = full_batch.loss_mask(inputs)
         real = torch.from_numpy(micro_batch.rows_R != rows.PADDING)
         if self._form is None:
@@ -189,11 +215,21 @@ class WeightedPasses(GRPOTrainer):
         def score(ids: Tensor, mask: Tensor, width: int) -> Tensor:
             return host(model, ids, mask, width)[0]
 
-        bins = self._plan.scoring_bins
-        kept = passes.score_kept(
-            score, input_ids, attention_mask, logits_to_keep, bins=bins, trim=self._trimmed
-        )
-        return kept, None, None
+        batch = passes.split(input_ids, attention_mask, logits_to_keep)
+        return self._score_survivors(score, batch), None, None
+
+    def _score_survivors(self, score: Any, batch: dict[str, Tensor]) -> Tensor:
+        """Log-probs of the survivors among these rows, each from the rank that scores it."""
+        plan, here, exchange = self._plan, self._home(), None
+        width = batch["completion_ids"].shape[1]
+        if self._moves:
+            exchange = self._exchange(plan.scoring)
+            here = exchange.rows
+            batch = ranks.moved(batch, exchange, self.accelerator, digest=plan.digest)
+        rank = self.accelerator.process_index
+        bins = [ranks.places(here, rows_WR[rank]) for rows_WR in plan.scoring]
+        found = passes.score_kept(score, batch, bins=bins, trim=self._trimmed)
+        return found if exchange is None else exchange.back(found, missing=torch.nan)[:, :width]
 
     def _count(self, counts: dict[str, int]) -> None:
         self._density.update(counts, forwards=1)
