@@ -221,6 +221,7 @@ class Case:
         """What the trainer accumulates on the survivors."""
         policy, host = TablePolicy(theta), self.host
         host._buffered_inputs, host._rolled_out_at = self.batch, 0
+        host._held = np.arange(ROWS)
         first = optimizer_step * self.geometry.accumulation
         for micro_step in range(first, first + self.geometry.accumulation):
             if host._decision.micro_batches[micro_step] is not None:
@@ -454,7 +455,7 @@ def test_logged_loss_and_metrics_are_unbiased_too(
             case.decide()
             host._averages = full_batch.StepAverages()
             policy, value = TablePolicy(case.theta), 0.0
-            host._buffered_inputs = case.batch
+            host._buffered_inputs, host._held = case.batch, np.arange(ROWS)
             for micro_step in range(case.geometry.accumulation):
                 host._step = host._rolled_out_at = micro_step
                 host._count_segment(micro_step)

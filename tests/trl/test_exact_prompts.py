@@ -136,6 +136,7 @@ class Candidates:
         host.current_gradient_accumulation_steps = self.geometry.accumulation
         host._averages = full_batch.StepAverages()
         host._buffered_inputs = self.part(self.rows_of(selection.kept))
+        host._held = np.arange(ROLLED_OUT * GROUP)
         first = number * self.geometry.accumulation
         for micro_step in range(first, first + self.geometry.accumulation):
             host._step = host._rolled_out_at = micro_step

@@ -242,7 +242,7 @@ class Losses:
             other_terms=False,
             sort=True,
         )
-        host._buffered_inputs = self.batch
+        host._buffered_inputs, host._held = self.batch, np.arange(self.rows)
         total = 0.0
         for step, micro_batch in enumerate(host._decision.micro_batches):
             if micro_batch is not None:

@@ -3,6 +3,7 @@
 Equal means bit-equal: a resumed run makes the same calls with the same numbers.
 """
 
+import dataclasses
 import gc
 import logging
 import re
@@ -208,7 +209,9 @@ def test_control_without_its_buffered_generation_a_run_ends_elsewhere(
     checkpoint = saved(**FOUR_STEPS, prompt_keep=1.0, max_steps=3) / "checkpoint-1"
     exact = trained(tmp_path / "exact", checkpoint, **FOUR_STEPS, prompt_keep=1.0, max_steps=3)
     load = pruning_state.load
-    monkeypatch.setattr(pruning_state, "load", lambda *given: (False, load(*given)[1]))
+    monkeypatch.setattr(
+        pruning_state, "load", lambda *given: dataclasses.replace(load(*given), goes_on=False)
+    )
     control = trained(tmp_path / "other", checkpoint, **FOUR_STEPS, prompt_keep=1.0, max_steps=3)
     assert (exact.rollouts[2], control.rollouts[2]) == (0, 1)
     assert not same_parameters(control, exact)
@@ -318,6 +321,8 @@ def test_a_generation_rolled_out_anew_is_cut_where_its_steps_close(
 
 # -- another run -----------------------------------------------------------------------------------
 
+GENERATION_ROWS, STEP_ROWS = pruning_state.GENERATION_ROWS, pruning_state.STEP_ROWS
+
 OTHER: dict[str, tuple[dict[str, Any], set[str]]] = {
     "dataset": ({"train_dataset": sorting_dataset(18, seed=1)}, {"train_dataset"}),
     "more prompts": ({"train_dataset": sorting_dataset(19, seed=0)}, {"train_dataset"}),
@@ -329,14 +334,8 @@ OTHER: dict[str, tuple[dict[str, Any], set[str]]] = {
     "seed": ({"seed": 4}, {"seed"}),
     "not shuffled": ({"shuffle_dataset": False}, {"shuffle_dataset"}),
     "group": ({"num_generations": 2}, {"num_generations"}),
-    "micro-batch": (
-        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
-        {"per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"},
-    ),
-    "more accumulation": (
-        {"gradient_accumulation_steps": 4},
-        {"gradient_accumulation_steps", "steps_per_generation"},
-    ),
+    "micro-batch": ({"per_device_train_batch_size": 8}, {STEP_ROWS, GENERATION_ROWS}),
+    "more accumulation": ({"gradient_accumulation_steps": 4}, {STEP_ROWS, GENERATION_ROWS}),
     "prompt_keep": ({"prompt_keep": 0.4}, {"prompt_keep"}),
     "prompt_rule": ({"prompt_rule": "uniform"}, {"prompt_rule"}),
     "prompt_prune_rate": ({"prompt_prune_rate": 0.4}, {"prompt_prune_rate"}),
@@ -346,7 +345,7 @@ OTHER: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "completion_keep": ({"completion_keep": 0.4}, {"completion_keep"}),
     "sampling_design": ({"sampling_design": "poisson"}, {"sampling_design"}),
-    "generation": ({"steps_per_generation": 4}, {"steps_per_generation"}),
+    "generation": ({"steps_per_generation": 4}, {GENERATION_ROWS}),
     "passes": ({"num_iterations": 2}, {"num_iterations"}),
     "scale_rewards": ({"scale_rewards": "none"}, {"scale_rewards"}),
     "two": ({"num_generations": 2, "prompt_keep": 0.4}, {"num_generations", "prompt_keep"}),
@@ -367,6 +366,30 @@ def test_what_changed_is_named_and_nothing_else(
     changes = rest.partition(". Restore what changed")[0].split("; ")
     told = [re.fullmatch(r"(.*?) ('[^']*'|\S+) -> ('[^']*'|\S+)", change) for change in changes]
     assert {match and match[1] for match in told} == named
+
+
+def test_the_same_batch_in_other_micro_batches_goes_on(
+    tmp_path: Path, saved: Callable[..., Path]
+) -> None:
+    """Inside a generation: what counts are the rows of a step and of a generation."""
+    options = {**FOUR_STEPS, "max_steps": 4}
+    checkpoint = saved(**options) / "checkpoint-3"
+    whole = trained(tmp_path / "same", checkpoint, **options)
+    for rows, accumulation in ((8, 1), (2, 4)):
+        other = {
+            "per_device_train_batch_size": rows,
+            "gradient_accumulation_steps": accumulation,
+            "steps_per_generation": 2 * accumulation,
+        }
+        found = trained(tmp_path / f"{rows}", checkpoint, **{**options, **other})
+        assert not found.rollouts
+        for generation, decision in whole.decisions.items():
+            for name in ("kept", "pi"):
+                np.testing.assert_array_equal(found.decisions[generation][name], decision[name])
+        expected = parameters(whole.run.model)
+        for name, value in parameters(found.run.model).items():
+            # Only the order of float32 sums differs; Adam makes steps of it.
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-4)
 
 
 def test_another_lag_is_named_by_the_options_that_it_follows_from(

@@ -61,9 +61,19 @@ class Exchange:
 
 
 def places(held: Ints, rows_R: Ints) -> Ints:
-    """Where global rows lie among those that are held, in global order; `PADDING` stays."""
+    """Where global rows lie among those that are held, in global order; `PADDING` stays.
+
+    Raises:
+        HostDriftError: A row is not held.
+    """
     real = rows_R != row_keys.PADDING
-    return np.where(real, np.searchsorted(held, rows_R), row_keys.PADDING)
+    place_R = np.minimum(np.searchsorted(held, rows_R), held.size - 1)
+    if (held[place_R] != rows_R)[real].any():
+        raise HostDriftError(
+            f"rows {rows_R[real].tolist()} are to be trained on, but rows {held.tolist()} are at "
+            "hand; the generation was made by another trainer, or with other batch sizes"
+        )
+    return np.where(real, place_R, row_keys.PADDING)
 
 
 def _all_to_all(values: Tensor, gives: list[int], takes: list[int]) -> Tensor:
