@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed
 # Only a change of what is installed installs again; the package itself is editable.
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test check lint types contract docs benchmark clean help
+.PHONY: demo demo-verl test-verl test check lint types contract docs benchmark clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -21,6 +21,18 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) ## train the built-in task on the CPU (about a minute)
 	$(BIN)/dppo train
+
+VERL := .venv-verl
+$(VERL)/installed: pyproject.toml constraints-verl.txt
+	$(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-verl.txt -e '.[verl]' pytest
+	touch $@
+
+demo-verl: $(VERL)/installed ## train the built-in task in verl, two ranks on the CPU
+	PYTHON=$(VERL)/bin/python bash configs/verl/smoke_cpu.sh
+
+test-verl: $(VERL)/installed ## the tests that need verl
+	$(VERL)/bin/python -m pytest tests/verl
 
 test: $(STAMP) ## run all tests
 	$(BIN)/python -m pytest

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from dppo import _state_files as state_files
 from dppo.errors import ConfigurationError, HostDriftError
-from dppo.trl import pruning_state, state_files
+from dppo.trl import pruning_state
 
 from .conftest import Script, Watch, parameters, random_completions, trainer, watched
 from .test_resume import TWO_STEPS, prepared, refused, trained

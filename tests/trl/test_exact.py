@@ -20,10 +20,10 @@ from trl import GRPOTrainer
 
 import dppo
 from dppo.packing.layout import Price
+from dppo.packing.spread import Room
 from dppo.trl import full_batch, schedule, weighted
 from dppo.trl.decision import Rows, Signal, decide, signal
 from dppo.trl.gate import Gate
-from dppo.trl.spread import Room
 
 from .conftest import trainer as make_trainer
 

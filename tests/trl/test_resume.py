@@ -17,9 +17,10 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from dppo import _state_files as state_files
 from dppo.errors import ConfigurationError
 from dppo.tasks import sorting_dataset
-from dppo.trl import pruning_state, resume, state_files
+from dppo.trl import pruning_state, resume
 
 from .conftest import parameters, tiny_model, trainer
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, Qwen3Config
 
+from dppo.packing import spread
 from dppo.tasks import load_builtin_tokenizer
-from dppo.trl import rows, schedule, spread
+from dppo.trl import rows, schedule
 from dppo.trl.clock import PhaseClock
 from dppo.trl.decision import Rows, signal
 from dppo.trl.recorder import record_generation

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from dppo.cli.help import command_help
 from dppo.errors import DPPOError
 
-COMMANDS = ("plan", "train", "compare", "eval", "audit", "report")
+COMMANDS = ("plan", "train", "compare", "eval", "audit", "report", "verl")
 
 
 def main(argv: list[str] | None = None) -> int:

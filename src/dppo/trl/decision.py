@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from dppo.estimator.advantages import constant_groups, group_advantages
 from dppo.estimator.sizes import DEFAULT_ADVANTAGE_FLOOR
 from dppo.estimator.weights import Kind, loss_denominator, prompt_phase_factor
+from dppo.packing.spread import Room, loads, spread
 from dppo.pruner import DROP_REASONS, Pruner
 from dppo.trl import schedule
 from dppo.trl.schedule import Geometry, MicroBatch, Segment
-from dppo.trl.spread import Room, loads, spread
 from dppo.trl.windows import Window
 from dppo.types import CompletionChoice
 

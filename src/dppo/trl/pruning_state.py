@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dppo import _state_files as state_files
 from dppo.errors import ConfigurationError
-from dppo.trl import state_files
 from dppo.trl.decision import Basis
 from dppo.trl.prompt_ids import dataset_digest
 

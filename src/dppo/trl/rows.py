@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from dppo.trl.spread import PADDING
+from dppo.packing.spread import PADDING
 
 PROMPT_KEYS = ("prompt_ids", "prompt_mask")
 LOG_PROB_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")

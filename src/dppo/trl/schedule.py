@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dppo.estimator.designs import generator
-from dppo.trl.spread import PADDING, Room, spread
+from dppo.packing.spread import PADDING, Room, spread
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]

@@ -30,6 +30,7 @@ from trl.trainer.utils import get_config_model_id
 from dppo._checkpoints import checkpoint_path
 from dppo.errors import ConfigurationError
 from dppo.estimator.weights import loss_denominator
+from dppo.packing.spread import Room
 from dppo.pruner import Pruner
 from dppo.trl import (
     contract,
@@ -51,7 +52,6 @@ from dppo.trl.reward_failures import Failures
 from dppo.trl.rollout import Rollout
 from dppo.trl.rollout_file import RolloutFile
 from dppo.trl.settle import settle, without
-from dppo.trl.spread import Room
 from dppo.trl.totals import Totals
 from dppo.trl.weighted import WeightedPasses
 from dppo.trl.windows import Window, Windows, WindowSampler, WindowStream

@@ -19,6 +19,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from dppo.estimator.weights import loss_denominator
+from dppo.packing.spread import held
 from dppo.trl import full_batch, metrics, passes, ranks, rows, startup
 from dppo.trl.config import DPPOConfig
 from dppo.trl.decision import Decision
@@ -26,7 +27,6 @@ from dppo.trl.gate import Gate, scale_gradient
 from dppo.trl.packed import Form, PackedModel
 from dppo.trl.rollout import Rollout
 from dppo.trl.schedule import Geometry, MicroBatch
-from dppo.trl.spread import held
 from dppo.trl.step_audit import StepAudit
 
 

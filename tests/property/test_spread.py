@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dppo.packing.layout import Price
-from dppo.trl.spread import PADDING, Room, dense_bins, held, loads, spread
+from dppo.packing.spread import PADDING, Room, dense_bins, held, loads, spread
 
 
 def lengths(rng: np.random.Generator, count: int, kind: str) -> Any:

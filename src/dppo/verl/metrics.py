@@ -1,0 +1,103 @@
+"""What a step logs: `dppo/*` under the names that they have in TRL, and verl's own put right.
+
+verl's statistics of rewards, advantages and lengths would be of survivors, which are chosen for
+them; under verl's names they are of all completions, and the survivors' move to `dppo/kept/*`.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dppo.estimator.diagnostics import predicted_efficiency
+from dppo.pruner import Pruner
+from dppo.verl.plan import Plan, Rollouts, metrics_of
+
+TRAINING = ("old_log_prob", "ref", "adv", "update_actor")
+"""verl's timers of what pruning shortens."""
+
+OF_SURVIVORS = ("pg_loss", "pg_clipfrac", "ppo_kl", "kl_loss", "entropy")
+"""In verl's names: means over the rows of the update."""
+
+
+class StepMetrics:
+    """Of one step after the other."""
+
+    def __init__(self) -> None:
+        self._pruned, self._seconds = 0.0, {"rollout": 0.0, "train": 0.0}
+        self._last: dict[str, float] = {}
+
+    @contextmanager
+    def pruning(self) -> Iterator[None]:
+        """Count the seconds of this block as pruning."""
+        began = time.perf_counter()
+        yield
+        self._pruned = time.perf_counter() - began
+
+    def decided(
+        self,
+        metrics: dict[str, Any],
+        pruner: Pruner,
+        plan: Plan,
+        rollouts: Rollouts,
+        *,
+        rate: float | None,
+    ) -> None:
+        """A step was decided on."""
+        self._last = pruner.metrics()
+        found = {**self._last, **metrics_of(plan, rollouts)}
+        if rate is not None:
+            found["auto/rate"] = rate
+        metrics.update({f"dppo/{name}": value for name, value in found.items()})
+
+    def phases(self, timing_raw: dict[str, float]) -> dict[str, float]:
+        """Seconds of a step."""
+        return {
+            "rollout": timing_raw.get("gen", 0.0),
+            "score": timing_raw.get("reward", 0.0),
+            "prune": self._pruned,
+            "train": sum(timing_raw.get(name, 0.0) for name in TRAINING),
+        }
+
+    def times(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
+        """A step is over."""
+        spent = self.phases(timing_raw)
+        metrics.update({f"dppo/time/{phase}": seconds for phase, seconds in spent.items()})
+        self._seconds["rollout"] += spent["rollout"] + spent["score"]
+        self._seconds["train"] += spent["train"]
+        kept = self._last.get("cost/keep", 0.0)
+        if kept and self._seconds["train"]:
+            fixed, unpruned = self._seconds["rollout"], self._seconds["train"] / kept
+            metrics["dppo/efficiency/predicted"] = predicted_efficiency(
+                self._last["variance/inflation"], kept, rollout_share=fixed / (fixed + unpruned)
+            )
+        if "actor/entropy" in metrics:  # of the old log-probs' pass
+            metrics["dppo/kept/entropy"] = metrics.pop("actor/entropy")
+
+    def updated(self, metrics: dict[str, Any], found: dict[str, Any]) -> None:
+        """The actor was updated; verl tells of the rows that it was given."""
+        for name, value in found.items():
+            last = name.rsplit("/", 1)[-1]
+            kept = any(part in last for part in OF_SURVIVORS)
+            metrics[f"dppo/kept/{last}" if kept else name] = value
+
+    def of_all(self, metrics: dict[str, Any], rollouts: Rollouts) -> None:
+        """Verl's statistics of a step, of all completions."""
+        here = ~np.isnan(rollouts.scores)
+        values = {
+            "critic/score": rollouts.scores[here],
+            "critic/rewards": rollouts.scores[here],
+            "critic/advantages": rollouts.advantages[here],
+            "critic/returns": rollouts.advantages[here],
+            "response_length": rollouts.response_tokens[here].astype(float),
+        }
+        for name, all_of_them in values.items():
+            if not all_of_them.size:
+                continue
+            for how, of in (("mean", np.mean), ("max", np.max), ("min", np.min)):
+                key = f"{name}/{how}"
+                if key in metrics:
+                    metrics[f"dppo/kept/{key}"] = metrics[key]
+                    metrics[key] = float(of(all_of_them))
