@@ -30,7 +30,7 @@ fi
   data.train_files="$OUT/data/train.parquet" data.val_files="$OUT/data/test.parquet" \
   data.train_batch_size=32 data.max_prompt_length=32 data.max_response_length=20 \
   data.dataloader_num_workers=0 data.filter_overlong_prompts=False data.seed=1 \
-  actor_rollout_ref.model.path="$("$PYTHON" -c 'from dppo.tasks import builtin_path; print(builtin_path())')" \
+  actor_rollout_ref.model.path="$OUT/data/model" \
   actor_rollout_ref.model.use_remove_padding=True \
   actor_rollout_ref.model.enable_gradient_checkpointing=False \
   +actor_rollout_ref.model.override_config.attn_implementation=sdpa \

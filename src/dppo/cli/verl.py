@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from dppo.cli.fields import RUN_OPTIONS, Field
 from dppo.cli.options import read_settings
 from dppo.cli.summary import make_summary, summary_lines
 from dppo.errors import ConfigurationError
+from dppo.tasks import builtin_path
 
 if TYPE_CHECKING:
     from dppo.cli.evaluate import Evaluation
@@ -83,7 +85,24 @@ def write_data(arguments: Sequence[str]) -> int:
             path = folder / f"{split}.parquet"
             verl_rows(rows, source=source, split=split).to_parquet(str(path))
             print(f"{path}: {len(rows):,} rows")
+    if name == BUILTIN:
+        print(f"{_builtin_model(folder / 'model')}: the model that reads them")
     return 0
+
+
+def _builtin_model(folder: Path) -> Path:
+    """A copy of the built-in model as verl expects a Qwen3: it reads any text and ends turns.
+
+    verl looks for Qwen's end of a turn, and tries a line break on the tokenizer.
+    """
+    shutil.copytree(builtin_path(), folder, dirs_exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (folder / name).read_text().replace("<eos>", "<|im_end|>")
+        content = json.loads(text)
+        if "model" in content:
+            content["model"]["unk_token"] = content["padding"]["pad_token"]
+        (folder / name).write_text(json.dumps(content, indent=2))
+    return folder
 
 
 def verl_rows(rows: Any, *, source: str, split: str) -> Any:

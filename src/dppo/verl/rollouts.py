@@ -45,7 +45,7 @@ def read(
         submitted: Their prompts.
         config: verl's.
     """
-    fields = ["uid", "response_mask", "rm_scores"]
+    fields = ["response_mask", "rm_scores"]
     log_probs = bool(config.actor_rollout_ref.rollout.calculate_log_probs)
     if log_probs:
         fields.append("rollout_log_probs")
@@ -90,7 +90,8 @@ def _advantages(
     """Shape (B,). Of all rows, frozen before any is left out."""
     tensors = {"response_mask": padded["response_mask"], "token_level_rewards": padded["rm_scores"]}
     data = DataProto(batch=TensorDict(tensors, batch_size=len(keys)))
-    data.non_tensor_batch["uid"] = np.array(padded["uid"].tolist(), dtype=object)
+    uids = [key.rsplit("_", 2)[0] for key in keys]
+    data.non_tensor_batch["uid"] = np.array(uids, dtype=object)
     algorithm = config.algorithm
     found = compute_advantage_for_multi_trajectories(
         data,
