@@ -48,6 +48,6 @@ fi
   actor_rollout_ref.rollout.calculate_log_probs=True \
   reward.num_workers=1 reward.custom_reward_function.path=pkg://dppo.verl.rewards \
   transfer_queue.backend.SimpleStorage.num_data_storage_units=1 "$@"
-if [ "$MODE" = prune_sync ]; then
+if grep -q dppo/tokens "$OUT/metrics.jsonl"; then  # something was pruned
   "$PYTHON" -m dppo.cli verl summary "$OUT"
 fi

@@ -11,7 +11,7 @@ import dppo
 from dppo.errors import ConfigurationError
 from dppo.packing.spread import PADDING
 from dppo.verl import plan
-from dppo.verl.options import PruneOptions, check_exact
+from dppo.verl.options import PruneOptions, check_exact, notices
 from dppo.verl.plan import Rollouts, Sizes, decide, layout, metrics_of
 
 
@@ -102,6 +102,21 @@ def test_what_cannot_be_exact_is_refused(place: str, value: Any, named: str) -> 
     setattr(part, name, value)
     with pytest.raises(ConfigurationError, match=named):
         check_exact(config)
+
+
+def test_what_is_legal_and_worth_knowing_is_said() -> None:
+    config = configuration()
+    config.actor_rollout_ref.rollout.calculate_log_probs = False
+    config.actor_rollout_ref.actor.ppo_epochs = 1
+    said = notices(config, PruneOptions.of({"prompt_keep": 0.5}))
+    assert [text.split()[0] for text in said] == [
+        "loss_agg_mode=token-mean",
+        "actor_rollout_ref.rollout.calculate_log_probs=False:",
+        "prompts",
+    ]
+    assert "estimated from 4 prompts" in said[0]
+    config.actor_rollout_ref.rollout.calculate_log_probs = True
+    assert notices(config, PruneOptions.of({"completion_keep": 0.5})) == []
 
 
 # -- a step ----------------------------------------------------------------------------------------

@@ -153,8 +153,8 @@ def dense_bins(
     if bins is None:
         return None
     members, load = [m for _, m in bins], np.array([load for load, _ in bins], dtype=np.int64)
-    table_W = _in_rounds(np.arange(len(bins)), load, ranks)
-    return [_filled([members[b] for b in bin_W], at_least=1) for bin_W in table_W.T.tolist()]
+    bins_of: list[list[int]] = _in_rounds(np.arange(len(bins)), load, ranks).T.tolist()
+    return [_filled([members[b] for b in bin_W], at_least=1) for bin_W in bins_of]
 
 
 def _fitted(
@@ -172,7 +172,8 @@ def _fitted(
 def _balanced(units: Trees, count: int) -> list[tuple[int, Ints]]:
     """Load and rows of `count` bins, heaviest first (longest processing time; Graham 1969)."""
     bins: list[tuple[int, int, list[Ints]]] = [(0, number, []) for number in range(count)]
-    for unit in np.argsort(-units.tokens_T, kind="stable").tolist():
+    order: list[int] = np.argsort(-units.tokens_T, kind="stable").tolist()
+    for unit in order:
         load, number, members = bins[0]
         members.append(units.members_T[unit])
         heapq.heapreplace(bins, (load + int(units.tokens_T[unit]), number, members))

@@ -102,6 +102,38 @@ class PruneOptions:
         return max(int(self.prompt_keep * candidates + 0.5), 1)
 
 
+def notices(config: Any, options: PruneOptions) -> list[str]:
+    """What is legal and worth knowing.
+
+    Args:
+        config: verl's.
+        options: Those of pruning.
+    """
+    found = []
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    if options.prompt_keep < 1 and actor.loss_agg_mode == "token-mean":
+        count = options.rolled_out(config.data.train_batch_size)
+        found.append(
+            f"loss_agg_mode=token-mean divides by a token total that prompt_keep="
+            f"{options.prompt_keep} leaves to be estimated from {count} prompts: consistent, a "
+            "bias of order 1/K. seq-mean-token-mean is exact"
+        )
+    if not rollout.calculate_log_probs:
+        found.append(
+            "actor_rollout_ref.rollout.calculate_log_probs=False: completions are sized by "
+            "advantage and cost alone. Still unbiased; on recorded gradients that gives up about a "
+            "tenth of the efficiency"
+        )
+    if options.prompt_keep < 1 and (
+        config.data.train_batch_size > actor.ppo_mini_batch_size or actor.ppo_epochs > 1
+    ):
+        found.append(
+            "prompts are drawn once for several optimizer steps: exact for the first, and at fixed "
+            "parameters for the others"
+        )
+    return found
+
+
 def check_exact(config: Any) -> None:
     """Refuse what pruning could not leave unbiased, before workers start.
 

@@ -30,7 +30,7 @@ from dppo.pruner import Pruner
 from dppo.verl import plan, rollouts, rows, state, update
 from dppo.verl.loss import weighted_ppo_loss
 from dppo.verl.metrics import StepMetrics
-from dppo.verl.options import PruneOptions, check_exact
+from dppo.verl.options import PruneOptions, check_exact, notices
 from dppo.verl.plan import Plan, Rollouts, Sizes
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,8 @@ class PPOTrainerPruneSync(PPOTrainerSync):
         self._of_key: dict[str, int] = {}
         self._measured = StepMetrics()
         logger.info("prune_sync: %s", self.options)
+        for notice in notices(config, self.options) if self.options.prunes else ():
+            logger.warning("prune_sync: %s", notice)
 
     # -- beginning and checkpoints -----------------------------------------------------------------
 
