@@ -66,6 +66,7 @@ def run(  # noqa: PLR0917 - spawned
         MASTER_PORT=str(port),
         ACCELERATE_USE_CPU="true",
         TRL_EXPERIMENTAL_SILENCE="1",
+        OMP_NUM_THREADS="1",  # else accelerate sets as many threads as there are cores
     )
     torch.set_num_threads(1)
     config = DPPOConfig(

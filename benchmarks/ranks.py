@@ -22,8 +22,9 @@ from dppo.audit import load_recording
 from dppo.cli.origin import origin
 from dppo.packing.layout import Price
 from dppo.packing.spread import Room, loads
-from dppo.trl.decision import Rows, decide, signal
+from dppo.trl.decision import Rows, decide
 from dppo.trl.schedule import Geometry
+from dppo.trl.signal import signal
 
 RANKS, ROWS, GROUP, LONGEST = (8, 64, 1024), 64, 8, 1024
 REPEATS = 5

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import dppo
-from dppo.errors import ConfigurationError
+from dppo.errors import ConfigurationError, UnsupportedLossError
 from dppo.packing.spread import PADDING
 from dppo.verl import plan
-from dppo.verl.options import PruneOptions, check_exact, notices
+from dppo.verl.options import PruneOptions, notices
 from dppo.verl.plan import Rollouts, Sizes, decide, layout, metrics_of
+from dppo.verl.refusals import check_config, has_other_terms
 
 
 class Config(SimpleNamespace):
@@ -76,32 +77,50 @@ def test_what_is_no_option_is_named(given: dict[str, Any], message: str) -> None
     [
         ("algorithm.adv_estimator", "gae", "algorithm.adv_estimator=gae"),
         ("algorithm.use_kl_in_reward", True, "use_kl_loss=True"),
-        ("algorithm.filter_groups", {"enable": True}, "filter_groups.enable"),
-        ("algorithm.rollout_correction", {"rollout_rs": "token"}, "rollout_rs=token"),
+        ("algorithm.filter_groups.enable", True, "filter_groups.enable"),
+        ("algorithm.rollout_correction.rollout_rs", "token", "rollout_rs=token"),
         (
-            "algorithm.rollout_correction",
-            {"rollout_is_batch_normalize": True},
+            "algorithm.rollout_correction.rollout_is_batch_normalize",
+            True,
             "rollout_is_batch_normalize",
         ),
+        ("critic.enable", True, "critic.enable=True"),
+        ("distillation.enabled", True, "distillation.enabled=True"),
+        ("trainer.critic_warmup", 3, "critic_warmup=3"),
+        ("trainer.v1.sync.parameter_sync_step", 2, "parameter_sync_step=2"),
+        ("trainer.v1.sampler.custom_sampler.path", "x.py", "custom_sampler.path=x.py"),
+        ("trainer.v1.sampler.sync_refill_failed_groups", True, "sync_refill_failed_groups"),
+        ("skip.rollout_tq.enable", True, "rollout_tq.enable"),
         ("actor_rollout_ref.rollout.n", 1, "rollout.n=1"),
         ("actor_rollout_ref.actor.loss_agg_mode", "token-sum", "loss_agg_mode=token-sum"),
         ("actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum-norm", "loss_scale_factor"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "clip_cov", "loss_mode=clip_cov"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 3, "ppo_mini_batch_size=3"),
         ("actor_rollout_ref.actor.strategy", "megatron", "strategy=megatron"),
-        ("data.gen_batch_size", 4, "gen_batch_size=4"),
-        ("trainer.v1.sampler.sync_refill_failed_groups", True, "sync_refill_failed_groups"),
     ],
 )
 def test_what_cannot_be_exact_is_refused(place: str, value: Any, named: str) -> None:
     config = configuration()
-    check_exact(config)
+    check_config(config)
     *path, name = place.split(".")
     part: Any = config
     for step in path:
+        if step not in part:
+            setattr(part, step, Config())
         part = getattr(part, step)
     setattr(part, name, value)
-    with pytest.raises(ConfigurationError, match=named):
-        check_exact(config)
+    with pytest.raises((ConfigurationError, UnsupportedLossError), match=named):
+        check_config(config)
+
+
+def test_terms_that_act_without_an_advantage() -> None:
+    config = configuration()
+    assert not has_other_terms(config)
+    config.actor_rollout_ref.actor.use_kl_loss = True
+    assert has_other_terms(config)
+    config.actor_rollout_ref.actor.use_kl_loss = False
+    config.actor_rollout_ref.actor.entropy_coeff = 0.1
+    assert has_other_terms(config)
 
 
 def test_what_is_legal_and_worth_knowing_is_said() -> None:

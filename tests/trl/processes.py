@@ -156,6 +156,7 @@ def child(rank: int, folder: str, world: int, port: int, cases: list[dict[str, A
         MASTER_PORT=str(port),
         ACCELERATE_USE_CPU="true",
         TRL_EXPERIMENTAL_SILENCE="1",
+        OMP_NUM_THREADS="1",  # else accelerate sets as many threads as there are cores
     )
     torch.set_num_threads(1)
     if world > 1 and any(case.get("sharded") for case in cases):

@@ -22,8 +22,9 @@ import dppo
 from dppo.packing.layout import Price
 from dppo.packing.spread import Room
 from dppo.trl import full_batch, schedule, weighted
-from dppo.trl.decision import Rows, Signal, decide, signal
+from dppo.trl.decision import Rows, decide
 from dppo.trl.gate import Gate
+from dppo.trl.signal import Signal, signal
 
 from .conftest import trainer as make_trainer
 

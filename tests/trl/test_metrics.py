@@ -16,7 +16,8 @@ from trl import GRPOTrainer
 from dppo.pruner import DROP_REASONS
 from dppo.tasks import sorting_dataset
 from dppo.trl import full_batch, schedule
-from dppo.trl.decision import Rows, Signal, decide
+from dppo.trl.decision import Rows, decide
+from dppo.trl.signal import Signal
 
 from .conftest import Script, alternating_reward, random_completions, trainer, watched
 from .test_exact import TablePolicy

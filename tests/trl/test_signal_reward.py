@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dppo.errors import ConfigurationError
-from dppo.trl.decision import signal
+from dppo.trl.signal import signal
 
 from .conftest import Script, parameters, random_completions, trainer
 

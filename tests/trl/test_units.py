@@ -13,9 +13,10 @@ from dppo.packing import spread
 from dppo.tasks import load_builtin_tokenizer
 from dppo.trl import rows, schedule
 from dppo.trl.clock import PhaseClock
-from dppo.trl.decision import Rows, signal
+from dppo.trl.decision import Rows
 from dppo.trl.recorder import record_generation
 from dppo.trl.rollout import Rollout
+from dppo.trl.signal import signal
 
 from .conftest import Script, host_trainer, random_completions, tiny_model
 

@@ -45,13 +45,14 @@ from dppo.trl import (
 from dppo.trl.auto_keep import AutoKeep
 from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
-from dppo.trl.decision import Basis, Decision, Rows, Signal, decide, signal
+from dppo.trl.decision import Basis, Decision, Rows, decide
 from dppo.trl.packed import Form
 from dppo.trl.recorder import record_generation
 from dppo.trl.reward_failures import Failures
 from dppo.trl.rollout import Rollout
 from dppo.trl.rollout_file import RolloutFile
 from dppo.trl.settle import settle, without
+from dppo.trl.signal import Signal, signal
 from dppo.trl.totals import Totals
 from dppo.trl.weighted import WeightedPasses
 from dppo.trl.windows import Window, Windows, WindowSampler, WindowStream

@@ -1,4 +1,4 @@
-"""The options `prune.*` of a run, and what of verl's configuration cannot be pruned exactly."""
+"""The options `prune.*` of a run, and what is worth knowing of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -7,15 +7,6 @@ from typing import Any
 
 from dppo.config import PruneConfig
 from dppo.errors import ConfigurationError
-
-AGGREGATIONS = (
-    "token-mean",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-)
-ESTIMATORS = ("grpo", "rloo", "opo")
-"""One advantage for a completion, from its own group alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,102 +123,3 @@ def notices(config: Any, options: PruneOptions) -> list[str]:
             "parameters for the others"
         )
     return found
-
-
-def check_exact(config: Any) -> None:
-    """Refuse what pruning could not leave unbiased, before workers start.
-
-    Args:
-        config: verl's.
-
-    Raises:
-        ConfigurationError: Names the option, its value and what to do.
-    """
-    algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
-    correction = algorithm.get("rollout_correction") or {}
-    failed_groups = config.trainer.v1.sampler.get("sync_refill_failed_groups", False)
-    group = config.actor_rollout_ref.rollout.n
-    batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
-    for wrong, name, value, why in (
-        (
-            algorithm.adv_estimator not in ESTIMATORS,
-            "algorithm.adv_estimator",
-            algorithm.adv_estimator,
-            f"advantages must come from a completion's own group; use {', '.join(ESTIMATORS)}",
-        ),
-        (group < 2, "actor_rollout_ref.rollout.n", group, "a group of one has no advantage"),
-        (
-            algorithm.use_kl_in_reward,
-            "algorithm.use_kl_in_reward",
-            True,
-            "needs the log-probs of all completions before any can be left out; set it to False "
-            "and actor_rollout_ref.actor.use_kl_loss=True",
-        ),
-        (
-            actor.loss_agg_mode not in AGGREGATIONS,
-            "actor_rollout_ref.actor.loss_agg_mode",
-            actor.loss_agg_mode,
-            f"has no denominator that pruning could keep; use {', '.join(AGGREGATIONS)}",
-        ),
-        (
-            actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None,
-            "actor_rollout_ref.actor.loss_scale_factor",
-            None,
-            "divides by the longest response of a micro-batch, which depends on what was kept; "
-            f"set it, for instance to {config.data.max_response_length}",
-        ),
-        (
-            bool((algorithm.get("filter_groups") or {}).get("enable", False)),
-            "algorithm.filter_groups.enable",
-            True,
-            "samples prompts anew until they differ, which is biased; pruning leaves groups "
-            "without a signal out for free, so set it to False",
-        ),
-        (
-            bool(correction.get("rollout_rs")),
-            "algorithm.rollout_correction.rollout_rs",
-            correction.get("rollout_rs"),
-            "masks tokens by statistics of the completions that are left; set it to null",
-        ),
-        (
-            bool(correction.get("rollout_is_batch_normalize", False)),
-            "algorithm.rollout_correction.rollout_is_batch_normalize",
-            True,
-            "divides by a mean over the completions that are left; set it to False",
-        ),
-        (
-            failed_groups,
-            "trainer.v1.sampler.sync_refill_failed_groups",
-            True,
-            "replaces prompts that were drawn; set it to False",
-        ),
-        (
-            bool(config.skip.rollout_tq.enable) if "skip" in config else False,
-            "skip.rollout_tq.enable",
-            True,
-            "replays rollouts of other prompts than are drawn; set it to False",
-        ),
-        (
-            (config.data.get("gen_batch_size") or batch) != batch,
-            "data.gen_batch_size",
-            config.data.get("gen_batch_size"),
-            "must be data.train_batch_size, the candidates of a step; leave it out",
-        ),
-        (
-            batch % mini != 0,
-            "actor_rollout_ref.actor.ppo_mini_batch_size",
-            mini,
-            f"must divide data.train_batch_size ({batch})",
-        ),
-        (
-            actor.strategy not in {"fsdp", "fsdp2"},
-            "actor_rollout_ref.actor.strategy",
-            actor.strategy,
-            "has its own scaling of micro-batches, which is untested; use fsdp2",
-        ),
-    ):
-        if wrong:
-            raise ConfigurationError(
-                f"{name}={value} cannot be pruned exactly: it {why}. Or train "
-                "with trainer.v1.trainer_mode=sync"
-            )

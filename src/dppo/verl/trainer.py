@@ -30,8 +30,9 @@ from dppo.pruner import Pruner
 from dppo.verl import plan, rollouts, rows, state, update
 from dppo.verl.loss import weighted_ppo_loss
 from dppo.verl.metrics import StepMetrics
-from dppo.verl.options import PruneOptions, check_exact, notices
+from dppo.verl.options import PruneOptions, notices
 from dppo.verl.plan import Plan, Rollouts, Sizes
+from dppo.verl.refusals import check_config, has_other_terms
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -53,7 +54,7 @@ class PPOTrainerPruneSync(PPOTrainerSync):
     def __init__(self, config: Any) -> None:
         self.options = PruneOptions.of(config.get("prune"))
         if self.options.prunes:
-            check_exact(config)
+            check_config(config)
         super().__init__(config)
         self.pruner = Pruner(self.options.prune_config(), seed=self.options.seed)
         self._auto = KeepRate() if self.options.chooses_keep else None
@@ -101,15 +102,13 @@ class PPOTrainerPruneSync(PPOTrainerSync):
         super()._load_checkpoint()
         if not (self.options.prunes and self.global_steps):
             return
-        found = state.load(
-            self._folder(), pruner=self.pruner, auto=self._auto, settings=self._settings()
-        )
+        given = self.config.trainer
+        folder = given.resume_from_path if given.resume_mode == "resume_path" else self._folder()
+        found = state.load(folder, pruner=self.pruner, auto=self._auto, settings=self._settings())
         if found:
             logger.info("prune_sync: state of step %d restored", self.global_steps)
         else:
-            logger.warning(
-                "%s has no pruning state: nothing is known of any prompt", self._folder()
-            )
+            logger.warning("%s has no pruning state: nothing is known of any prompt", folder)
 
     # -- prompts -----------------------------------------------------------------------------------
 
@@ -212,7 +211,7 @@ class PPOTrainerPruneSync(PPOTrainerSync):
             epochs=actor.ppo_epochs,
             ranks=self._ranks(),
             token_mean=actor.loss_agg_mode == "token-mean",
-            other_terms=actor.use_kl_loss or actor.entropy_coeff != 0,
+            other_terms=has_other_terms(self.config),
         )
         keep = None if self._auto is None else self._auto.at(self.global_steps - 1)
         self._rollouts = found
