@@ -35,7 +35,7 @@ test-verl: $(VERL)/installed ## the tests that need verl
 	$(VERL)/bin/python -m pytest tests/verl
 
 test: $(STAMP) ## run all tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
