@@ -101,7 +101,7 @@ def test_what_is_no_option_is_named(given: dict[str, Any], message: str) -> None
 )
 def test_what_cannot_be_exact_is_refused(place: str, value: Any, named: str) -> None:
     config = configuration()
-    check_config(config)
+    check_config(config, PruneOptions())
     *path, name = place.split(".")
     part: Any = config
     for step in path:
@@ -110,7 +110,18 @@ def test_what_cannot_be_exact_is_refused(place: str, value: Any, named: str) -> 
         part = getattr(part, step)
     setattr(part, name, value)
     with pytest.raises((ConfigurationError, UnsupportedLossError), match=named):
-        check_config(config)
+        check_config(config, PruneOptions())
+
+
+def test_prompts_need_a_history() -> None:
+    config = configuration()
+    config.trainer.total_epochs = 1
+    check_config(config, PruneOptions())
+    with pytest.raises(ConfigurationError, match="total_epochs=1 visits none twice"):
+        check_config(config, PruneOptions(prompt_keep=0.5))
+    check_config(config, PruneOptions(prompt_keep=0.5, allow_single_epoch=True))
+    config.trainer.total_epochs = 2
+    check_config(config, PruneOptions(prompt_keep=0.5))
 
 
 def test_terms_that_act_without_an_advantage() -> None:

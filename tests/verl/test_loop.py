@@ -53,6 +53,7 @@ def test_three_steps_and_a_resumed_one(tmp_path: Path) -> None:
         assert step["dppo/tokens/trained"] < step["dppo/tokens/generated"]
         assert step["actor/grad_norm"] > 0
         assert "dppo/kept/pg_loss" in step
+        assert step["critic/score/mean"] != step["dppo/kept/reward"]  # of all, and of survivors
         dropped = sum(v for k, v in step.items() if k.startswith("dppo/dropped/"))
         assert dropped + step["dppo/completions/keep"] * 24 * 8 == pytest.approx(24 * 8)
     saved = tmp_path / "checkpoints" / "global_step_2"
@@ -76,6 +77,24 @@ def test_completions_alone_with_a_rate_that_is_chosen(tmp_path: Path) -> None:
     assert [step["dppo/auto/rate"] for step in steps] == [0.5, 0.5]
     assert all("dppo/prompts/keep" not in step for step in steps)
     assert steps[0]["dppo/time/train"] > 0
+
+
+def test_a_step_without_any_signal_trains_on_nothing(tmp_path: Path) -> None:
+    """All rewards are 0: the optimizer steps on zero gradients, as it would for the full batch."""
+    reward = tmp_path / "nothing.py"
+    reward.write_text("def compute_score(*args, **kwargs):\n    return 0.0\n")
+    steps = run(
+        tmp_path,
+        f"reward.custom_reward_function.path={reward}",
+        "prune.prompt_keep=1.0",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+        "trainer.total_training_steps=2",
+    )
+    for step in steps:
+        assert step["dppo/completions/keep"] == 0
+        assert step["actor/grad_norm"] == 0
+        assert step["critic/score/max"] == 0
+        assert step["dppo/dropped/all_wrong"] == 32 * 8
 
 
 def test_off_runs_verls_own_step(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_recipe_composes_with_verls_configuration(recipe: Path, tmp_path: Path
         config = compose("ppo_trainer", overrides=overrides)
     options = PruneOptions.of(config.prune)
     assert options.prunes
-    check_config(config)
+    check_config(config, options)
     assert config.trainer.v1.trainer_mode == "prune_sync"
     assert config.actor_rollout_ref.model.use_remove_padding
     assert config.actor_rollout_ref.actor.use_dynamic_bsz

@@ -14,7 +14,6 @@ TRAINER = {
     "_balance_batch": ("self", "batch", "metrics", "logging_prefix", "keep_minibatch"),
     "_compute_advantage": ("self", "batch", "metrics"),
     "_update_actor": ("self", "batch", "metrics"),
-    "_compute_metrics": ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
     "_save_checkpoint": ("self",),
     "_load_checkpoint": ("self",),
     "_setup": ("self",),

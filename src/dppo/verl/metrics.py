@@ -1,15 +1,13 @@
-"""What a step logs: `dppo/*` under the names that they have in TRL, and verl's own put right.
+"""What a step logs: `dppo/*` under the names that they have in TRL.
 
-verl's statistics of rewards, advantages and lengths would be of survivors, which are chosen for
-them; under verl's names they are of all completions, and the survivors' move to `dppo/kept/*`.
+verl's statistics of scores, advantages and lengths are of all completions, for a step hands all of
+them over. Those of the update are of survivors, who are chosen, and move to `dppo/kept/*`.
 """
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-import numpy as np
 
 from dppo.estimator.diagnostics import predicted_efficiency
 from dppo.pruner import Pruner
@@ -82,22 +80,3 @@ class StepMetrics:
             last = name.rsplit("/", 1)[-1]
             kept = any(part in last for part in OF_SURVIVORS)
             metrics[f"dppo/kept/{last}" if kept else name] = value
-
-    def of_all(self, metrics: dict[str, Any], rollouts: Rollouts) -> None:
-        """Verl's statistics of a step, of all completions."""
-        here = ~np.isnan(rollouts.scores)
-        values = {
-            "critic/score": rollouts.scores[here],
-            "critic/rewards": rollouts.scores[here],
-            "critic/advantages": rollouts.advantages[here],
-            "critic/returns": rollouts.advantages[here],
-            "response_length": rollouts.response_tokens[here].astype(float),
-        }
-        for name, all_of_them in values.items():
-            if not all_of_them.size:
-                continue
-            for how, of in (("mean", np.mean), ("max", np.max), ("min", np.min)):
-                key = f"{name}/{how}"
-                if key in metrics:
-                    metrics[f"dppo/kept/{key}"] = metrics[key]
-                    metrics[key] = float(of(all_of_them))

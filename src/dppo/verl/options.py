@@ -32,6 +32,8 @@ class PruneOptions:
     """Prompts rolled out per prompt of `data.train_batch_size`, which counts candidates."""
     prompt_rule: str = "proportional"
     prompt_prune_rate: float = 0.5
+    allow_single_epoch: bool = False
+    """Prune prompts though fewer than two passes over the data leave them without a history."""
     auto_cost: str = "time"
     """What "auto" goes by: "time", or "tokens", which makes rates reproducible."""
     seed: int = 0

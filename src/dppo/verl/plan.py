@@ -202,6 +202,10 @@ def metrics_of(plan: Plan, rollouts: Rollouts) -> dict[str, Any]:
         "tokens/trained": float((tokens * kept).sum()),
         "reward/ht": _reward(rollouts),
     }
+    of_kept = rollouts.scores[plan.choices[0].kept]
+    if of_kept.size:
+        found["kept/reward"] = float(of_kept.mean())
+        found["kept/reward_std"] = float(of_kept.std(ddof=1)) if of_kept.size > 1 else 0.0
     for reason in plan.choices[0].dropped:
         counts = [choice.dropped[reason] for choice in plan.choices]
         found[f"dropped/{reason}"] = sum(counts) / len(counts)

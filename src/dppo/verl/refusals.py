@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dppo.errors import ConfigurationError, UnsupportedLossError
+from dppo.verl.options import PruneOptions
 
 ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "grpo_passk")
 """Advantage estimators that use nothing but the rewards of the row's own group."""
@@ -160,11 +161,12 @@ def at(config: Any, path: str, default: Any = None) -> Any:
 _MISSING: Any = object()
 
 
-def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse what cannot be exact.
+def check_config(config: Mapping[str, Any], options: PruneOptions) -> None:
+    """Refuse what cannot be exact, or could not gain.
 
     Args:
         config: verl's.
+        options: Of pruning.
 
     Raises:
         ConfigurationError: The message names the setting, its value and what to do.
@@ -177,6 +179,13 @@ def check_config(config: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"{rule.path}={value} {rule.why}; {rule.remedy}, {OFF}")
     _check_sizes(config)
     _check_loss(config)
+    epochs = at(config, "trainer.total_epochs", 1)
+    if options.prompt_keep < 1 and epochs < 2 and not options.allow_single_epoch:
+        raise ConfigurationError(
+            f"prune.prompt_keep={options.prompt_keep} draws prompts by their history, and "
+            f"trainer.total_epochs={epochs} visits none twice; train longer, set "
+            "prune.prompt_keep=1.0, or prune.allow_single_epoch=True for uniform draws"
+        )
 
 
 def has_other_terms(config: Mapping[str, Any]) -> bool:

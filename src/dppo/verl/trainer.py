@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -54,7 +53,7 @@ class PPOTrainerPruneSync(PPOTrainerSync):
     def __init__(self, config: Any) -> None:
         self.options = PruneOptions.of(config.get("prune"))
         if self.options.prunes:
-            check_config(config)
+            check_config(config, self.options)
         super().__init__(config)
         self.pruner = Pruner(self.options.prune_config(), seed=self.options.seed)
         self._auto = KeepRate() if self.options.chooses_keep else None
@@ -62,6 +61,7 @@ class PPOTrainerPruneSync(PPOTrainerSync):
         self._plan: Plan | None = None
         self._rollouts: Rollouts | None = None
         self._of_key: dict[str, int] = {}
+        self._rolled_out: KVBatchMeta | None = None
         self._measured = StepMetrics()
         logger.info("prune_sync: %s", self.options)
         for notice in notices(config, self.options) if self.options.prunes else ():
@@ -138,7 +138,9 @@ class PPOTrainerPruneSync(PPOTrainerSync):
         if self._auto is not None:
             self._learn(timing_raw)
         self._measured.times(metrics, timing_raw)
-        return batch
+        assert self._rolled_out is not None
+        more = [key for key in batch.keys if key not in self._of_key]
+        return rows.joined([self._rolled_out, batch.select_keys(more)])
 
     @property
     def _drawn_prompts(self) -> "rollouts.Submitted":
@@ -230,9 +232,10 @@ class PPOTrainerPruneSync(PPOTrainerSync):
         self._of_key = dict(zip(batch.keys, place.tolist(), strict=True))
         kept = set(self._plan.union.tolist())
         keys = [key for key in batch.keys if self._of_key[key] in kept] or batch.keys[:1]
-        dropped = [key for key in batch.keys if key not in set(keys)]
-        if dropped:
-            tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
+        # verl's own metrics of a step are of all of them.
+        self._rolled_out = update.with_advantages(
+            batch, self._plan.choices[0].advantages.ravel(), self._of_key
+        )
         batch = batch.select_keys(keys)
         multiple = self._get_required_batch_multiple(sizes.ranks)
         # At least one, for steps with fewer rows than others.
@@ -265,16 +268,3 @@ class PPOTrainerPruneSync(PPOTrainerSync):
             self.actor_rollout_wg = group
         self._measured.updated(metrics, found)
         return result
-
-    def _compute_metrics(
-        self,
-        batch: KVBatchMeta,
-        metrics: dict[str, Any],
-        timing_raw: dict[str, float],
-        global_steps: int,
-        epoch: int,
-    ) -> None:
-        """verl's; those of rewards, advantages and lengths are of all completions again."""
-        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        if self.options.prunes and self._rollouts is not None:
-            self._measured.of_all(metrics, self._rollouts)

@@ -84,7 +84,7 @@ def laid_out(batch: KVBatchMeta, laid: Layout, place_of: Mapping[str, int]) -> K
             row = len(batch) + len(again) - 1
         used.add(row)
         order.append(row)
-    unused = [key for row, key in enumerate(batch.keys) if row not in used]
+    unused = [batch.keys[row] for row in padding if row not in used]
     pool = rows.joined([batch, rows.copied(batch, again, is_padding=True)]) if again else batch
     chosen = pool.select_keys([pool.keys[row] for row in order])
     if unused:
