@@ -1,8 +1,12 @@
 """The files of `configs/accelerate`: what accelerate makes of them, and what `dppo plan` does."""
 
 import json
+import os
 import re
 import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +72,47 @@ def test_processes_are_given_once(capsys) -> None:
     given = ["--num-processes", "2", "--accelerate-config", str(FILES[0])]
     assert main(["plan", "--num-prompts", "64", *given]) == 2
     assert "only one of num_processes" in capsys.readouterr().err
+
+
+FAILING = """
+import os
+
+calls = [0]
+
+
+def failing(completions, **kwargs):
+    calls[0] += 1
+    if os.environ.get("RANK") == "1" and calls[0] > 1:
+        raise ConnectionError("the judge is down")
+    return [float(len(c) % 2) for c in completions]
+"""
+
+
+def test_launched_processes_end_when_one_of_them_fails(tmp_path: Path) -> None:
+    """By themselves, with the reason of the one on both, and not by the launcher's patience."""
+    pytest.importorskip("accelerate")
+    (tmp_path / "failing.py").write_text(FAILING)
+    options = {
+        "use-cpu": "true",
+        "max-steps": "3",
+        "eval-prompts": "0",
+        "reward": "failing:failing",
+        "output-dir": str(tmp_path / "run"),
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    file = str(CONFIGS / "accelerate" / "ddp-2-cpu.yaml")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", file]
+    done = subprocess.run(
+        [*launcher, "--main_process_port", port, "-m", "dppo.cli", "train", *words],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "dppo train: error: reward function 'failing' failed" in done.stderr
+    assert "dppo train: error: rank 1 failed, so all stop: RewardError" in done.stderr

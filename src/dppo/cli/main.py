@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+import traceback
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
@@ -29,7 +32,14 @@ def main(argv: list[str] | None = None) -> int:
         print(_version())
         return 0
     if words[0] in COMMANDS:
-        return _run(words[0], words[1:])
+        try:
+            code = _run(words[0], words[1:])
+        except Exception:
+            if not _among_gloo_peers():
+                raise
+            traceback.print_exc()
+            code = 1
+        return _leave(code)
     print(f"dppo: error: no command {words[0]!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
     return 2
 
@@ -50,6 +60,29 @@ def _run(name: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"dppo {name}: interrupted", file=sys.stderr)
         return 130
+
+
+def _among_gloo_peers() -> bool:
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return False
+    return distributed.get_backend() == "gloo"
+
+
+def _leave(code: int) -> int:
+    """The exit code; where several processes talk by gloo, ends this one at once.
+
+    Gloo may wait for its peers for ever while the interpreter ends.
+    """
+    if not _among_gloo_peers():
+        return code
+    if code == 0:
+        sys.modules["torch"].distributed.barrier()  # nobody is in the middle of an exchange
+        time.sleep(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _overview() -> str:
