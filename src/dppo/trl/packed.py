@@ -26,7 +26,9 @@ from torch import Tensor
 from trl.trainer import utils as head
 
 from dppo.packing.layout import Dense, Price, dense, flat
+from dppo.packing.spread import Room
 from dppo.trl import rows
+from dppo.trl.decision import Rows
 
 IGNORED = -100
 """Label of a token that is not scored."""
@@ -78,6 +80,29 @@ class Form:
             else getattr(text, "max_position_embeddings", None),
             additive=eager,
         )
+
+
+def room_of(rows_N: Rows, form: Form, args: Any) -> Room:
+    """A packed micro-batch: by default it holds what a padded one of the host would.
+
+    A row that is longer than `packing_capacity` has one of its own.
+
+    Args:
+        rows_N: Of the generation.
+        form: How the model is called.
+        args: The configuration.
+    """
+    longest = int((rows_N.prompt_tokens + rows_N.completion_tokens).max())
+    width = int(rows_N.prompt_tokens.max() + rows_N.completion_tokens.max())
+    given = args.packing_capacity or args.per_device_train_batch_size * width
+    return Room(
+        capacity=max(given, longest, 1),
+        price=form.price,
+        shares=form.shares and (form.reach is None or longest <= form.reach),
+        prompt_N=rows_N.prompt_tokens,
+        completion_N=rows_N.completion_tokens,
+        group_N=rows_N.groups(args.num_generations),
+    )
 
 
 class PackedModel:

@@ -64,6 +64,14 @@ def rows_of_micro_step(trainer: Any) -> int:
     return trainer.accelerator.num_processes * trainer.args.per_device_train_batch_size
 
 
+def under_way(trainer: Any) -> UnderWay | None:
+    """The generation of which micro-steps are still to run, if there is one."""
+    batch, basis = trainer._buffered_inputs, trainer._basis
+    if not trainer._plans or batch is None or basis is None or trainer._position == 0:
+        return None
+    return UnderWay(batch, basis, trainer._held)
+
+
 def settings(trainer: Any) -> dict[str, Any]:
     """What must not change between a checkpoint and the run that resumes from it."""
     args, data = trainer.args, trainer.train_dataset
@@ -85,7 +93,7 @@ def settings(trainer: Any) -> dict[str, Any]:
 
 def save(folder: str | Path, trainer: Any) -> None:
     """Write what all ranks share."""
-    number = trainer._generation - (trainer._under_way is not None)
+    number = trainer._generation - (under_way(trainer) is not None)
     epoch, batches = trainer._windows.place(number, trainer._position)
     tree = {
         "generation": trainer._generation,
@@ -95,7 +103,7 @@ def save(folder: str | Path, trainer: Any) -> None:
         "windows": trainer._windows.state(number),
         "completion_keep": _rate(trainer.args),
         "auto": None if trainer._auto is None else trainer._auto.controller.state_dict(),
-        "under_way": trainer._under_way is not None,
+        "under_way": under_way(trainer) is not None,
         "place": [epoch, batches * rows_of_micro_step(trainer)],
         "ranks": trainer.accelerator.num_processes,
         "micro_step_rows": rows_of_micro_step(trainer),

@@ -30,7 +30,6 @@ from trl.trainer.utils import get_config_model_id
 from dppo._checkpoints import checkpoint_path
 from dppo.errors import ConfigurationError
 from dppo.estimator.weights import loss_denominator
-from dppo.packing.spread import Room
 from dppo.pruner import Pruner
 from dppo.trl import (
     contract,
@@ -46,7 +45,7 @@ from dppo.trl.auto_keep import AutoKeep
 from dppo.trl.clock import PhaseClock
 from dppo.trl.config import DPPOConfig
 from dppo.trl.decision import Basis, Decision, Rows, decide
-from dppo.trl.packed import Form
+from dppo.trl.packed import room_of
 from dppo.trl.recorder import record_generation
 from dppo.trl.reward_failures import Failures
 from dppo.trl.rollout import Rollout
@@ -334,7 +333,7 @@ class DPPOTrainer(WeightedPasses):
             # With pruning off, every row is trained on, with or without a gradient.
             other_terms=self.beta != 0 or self._entropy_bonus_enabled or not self.args.decides,
             sort=self.args.packing != "none",
-            room=None if self._form is None else self._room(rows_N, self._form),
+            room=None if self._form is None else room_of(rows_N, self._form, self.args),
             moves=self._moves,
             keep=basis.keep if self.args.decides else 1.0,
             window=window,
@@ -351,23 +350,6 @@ class DPPOTrainer(WeightedPasses):
             scale=self.scale_rewards,
             aggregation=self.multi_objective_aggregation,
             signal_reward=None if column is None else self.reward_func_names.index(column),
-        )
-
-    def _room(self, rows_N: Rows, form: Form) -> Room:
-        """A packed micro-batch: by default it holds what a padded one of the host would.
-
-        A row that is longer than `packing_capacity` has one of its own.
-        """
-        longest = int((rows_N.prompt_tokens + rows_N.completion_tokens).max())
-        width = int(rows_N.prompt_tokens.max() + rows_N.completion_tokens.max())
-        given = self.args.packing_capacity or self.args.per_device_train_batch_size * width
-        return Room(
-            capacity=max(given, longest, 1),
-            price=form.price,
-            shares=form.shares and (form.reach is None or longest <= form.reach),
-            prompt_N=rows_N.prompt_tokens,
-            completion_N=rows_N.completion_tokens,
-            group_N=rows_N.groups(self.num_generations),
         )
 
     # -- beginning, going on, checkpoints ----------------------------------------------------------
@@ -394,14 +376,6 @@ class DPPOTrainer(WeightedPasses):
         path = checkpoint_path(given, str(self.args.output_dir))
         return super().train(path, trial, ignore_keys_for_eval)
 
-    @property
-    def _under_way(self) -> pruning_state.UnderWay | None:
-        """The generation of which micro-steps are still to run, if there is one."""
-        batch, basis = self._buffered_inputs, self._basis
-        if not self._plans or batch is None or basis is None or self._position == 0:
-            return None
-        return pruning_state.UnderWay(batch, basis, self._held)
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.args.decides or self._plans:
             # First, for the host's method ends with the upload, and what it writes last vouches
@@ -409,9 +383,10 @@ class DPPOTrainer(WeightedPasses):
             name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             folder = os.path.join(self._get_output_dir(trial=trial), name)
             os.makedirs(folder, exist_ok=True)
-            if self._under_way is not None:
+            under_way = pruning_state.under_way(self)
+            if under_way is not None:
                 rank = self.accelerator.process_index
-                pruning_state.save_under_way(folder, rank, self._under_way)
+                pruning_state.save_under_way(folder, rank, under_way)
                 self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 pruning_state.save(folder, self)

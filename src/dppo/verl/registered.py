@@ -11,6 +11,7 @@ from dppo.verl import MODE
 from dppo.verl.contract import check_contract
 
 logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)  # as verl does for its own; the root is at WARNING
 
 if MODE not in TRAINER_REGISTRY:
     try:
