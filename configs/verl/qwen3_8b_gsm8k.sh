@@ -12,8 +12,10 @@
 # rules are prune.completion_rule=threshold and prune.prompt_rule=threshold.
 set -euo pipefail
 DATA=${DATA:-data/gsm8k}
-OUT=${OUT:-runs/qwen3_8b_gsm8k}
 MODE=${MODE:-prune_sync}
+OUT=${OUT:-runs/qwen3_8b_gsm8k-$MODE}
+mkdir -p "$OUT"
+export VERL_FILE_LOGGER_PATH="$OUT/metrics.jsonl"
 PRUNE=()
 if [ "$MODE" = prune_sync ]; then
   PRUNE=(+prune.completion_keep=auto +prune.prompt_keep=0.6)
@@ -41,5 +43,6 @@ python -m verl.trainer.main_ppo \
   reward.custom_reward_function.path=pkg://dppo.verl.rewards \
   trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.total_epochs=15 \
   trainer.save_freq=20 trainer.test_freq=5 trainer.logger='[console,file]' \
-  trainer.project_name=dppo trainer.experiment_name=qwen3_8b_gsm8k \
-  trainer.default_local_dir="$OUT" "$@"
+  trainer.project_name=dppo trainer.experiment_name="qwen3_8b_gsm8k-$MODE" \
+  trainer.default_local_dir="$OUT" trainer.validation_data_dir="$OUT/validation" \
+  hydra.run.dir="$OUT/hydra" "$@"

@@ -6,14 +6,14 @@
 # PYTHON is of the environment that has verl; OUT is where everything goes.
 set -euo pipefail
 PYTHON=${PYTHON:-python}
-OUT=${OUT:-runs/verl}
 MODE=${MODE:-prune_sync}
+OUT=${OUT:-runs/verl-$MODE}
 mkdir -p "$OUT"
 export VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=dppo.verl.cpu
 export VERL_FILE_LOGGER_PATH="$OUT/metrics.jsonl"
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HYDRA_FULL_ERROR=1
 export RAY_DISABLE_DOCKER_CPU_WARNING=1 RAY_USAGE_STATS_ENABLED=0 GLOO_SOCKET_IFNAME=lo
-"$PYTHON" -m dppo.cli verl data --output-dir "$OUT/data" --num-prompts 512 --eval-prompts 64
+"$PYTHON" -m dppo.cli verl data --output-dir "$OUT/data" --num-prompts "${PROMPTS:-64}" --eval-prompts 64
 PRUNE=()
 if [ "$MODE" = prune_sync ]; then
   PRUNE=(+prune.completion_keep=0.5 +prune.prompt_keep=0.75)
@@ -47,7 +47,7 @@ fi
   actor_rollout_ref.rollout.n_gpus_per_node=2 actor_rollout_ref.rollout.free_cache_engine=False \
   actor_rollout_ref.rollout.calculate_log_probs=True \
   reward.num_workers=1 reward.custom_reward_function.path=pkg://dppo.verl.rewards \
-  transfer_queue.backend.SimpleStorage.num_data_storage_units=1 "$@"
+  transfer_queue.backend.SimpleStorage.num_data_storage_units=1 hydra.run.dir="$OUT/hydra" "$@"
 if grep -q dppo/tokens "$OUT/metrics.jsonl"; then  # something was pruned
   "$PYTHON" -m dppo.cli verl summary "$OUT"
 fi

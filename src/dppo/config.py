@@ -6,7 +6,7 @@ from typing import Any
 from dppo._checks import natural, one_of, share
 from dppo.errors import ConfigurationError, InvalidInputError
 
-__all__ = ["COMPLETION_RULES", "PROMPT_RULES", "SAMPLING_DESIGNS", "PruneConfig"]
+__all__ = ["COMPLETION_RULES", "PROMPT_RULES", "SAMPLING_DESIGNS", "PruneConfig", "parse_keep"]
 
 COMPLETION_RULES = ("proportional", "threshold", "uniform", "inert")
 PROMPT_RULES = ("proportional", "threshold", "uniform")
@@ -87,3 +87,42 @@ class PruneConfig:
     def to_dict(self) -> dict[str, Any]:
         """The options by name, JSON-ready."""
         return asdict(self)
+
+
+def parse_keep(name: str, value: object) -> tuple[str, float]:
+    """How a trainer's `completion_keep` is meant, and the rate, for "auto" the one it starts with.
+
+    Args:
+        name: Of the option.
+        value: "auto", a number in (0, 1], "shadow" (decide and log, train on everything) or
+            "shadow:RATE".
+
+    Returns:
+        "auto", "on", "off" or "shadow"; the rate.
+
+    Raises:
+        ConfigurationError: It is none of them.
+
+    Example:
+        >>> from dppo.config import parse_keep
+        >>> parse_keep("completion_keep", "shadow:0.25"), parse_keep("completion_keep", 1)
+        (('shadow', 0.25), ('off', 1.0))
+    """
+    try:
+        if value == "auto":
+            return "auto", PruneConfig.completion_keep
+        if isinstance(value, str):
+            mode, colon, rate = value.partition(":")
+            if mode == "shadow":
+                shadowed = float(rate) if colon else PruneConfig.completion_keep
+                if not 0 < shadowed < 1:
+                    raise ValueError
+                return "shadow", shadowed
+            value = float(value)
+        keep = share(name, value)
+        return ("off" if keep == 1 else "on"), keep
+    except (ValueError, InvalidInputError):
+        raise ConfigurationError(
+            f"{name} must be 'auto', a number in (0, 1], 'shadow' or 'shadow:RATE' with a rate "
+            f"below 1, got {value!r}"
+        ) from None

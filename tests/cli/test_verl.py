@@ -79,6 +79,10 @@ def test_the_summary_adds_steps_up(tmp_path: Path, capsys) -> None:
     assert "200 completion tokens generated, 80 trained (40.0%)" in out
     assert "48 rolled out of 64 candidates (75.0%)" in out
     assert "rollout 4.0 s (67%)" in out
+    shadow = {"step": 3, "data": {**step, "actor/pg_loss": 0.1}}  # trained on everything
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [*logs, shadow])))
+    assert main(["verl", "summary", str(tmp_path)]) == 0
+    assert "300 completion tokens generated, 180 trained (60.0%)" in capsys.readouterr().out
     assert main(["verl", "summary", str(tmp_path / "nowhere")]) == 2
     (tmp_path / "metrics.jsonl").write_text(json.dumps(logs[0]))
     assert main(["verl", "summary", str(tmp_path)]) == 2
@@ -128,3 +132,17 @@ def test_a_prompt_has_one_id_in_whatever_it_comes() -> None:
     assert state.prompt_id(one) == state.prompt_id(boxed) == state.prompt_id(tuple(one))
     assert state.prompt_id(one) != state.prompt_id([{"role": "user", "content": "2+3?"}])
     assert 0 <= state.prompt_id(one) < 2**63
+
+
+def test_an_image_is_known_by_its_pixels() -> None:
+    from PIL import Image
+
+    def prompt(shade: int) -> list[dict[str, Any]]:
+        image = Image.new("L", (2, 2), color=shade)
+        return [{"role": "user", "content": [{"type": "image", "image": image}]}]
+
+    assert state.prompt_id(prompt(7)) == state.prompt_id(prompt(7))
+    assert state.prompt_id(prompt(7)) != state.prompt_id(prompt(8))
+    assert state.prompt_id([{"image": b"7"}]) != state.prompt_id([{"image": b"8"}])
+    with pytest.raises(ConfigurationError, match=r"builtins\.object.* prune\.prompt_keep=1\.0"):
+        state.prompt_id([{"image": object()}])

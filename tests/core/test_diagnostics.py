@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dppo
-from dppo.estimator.diagnostics import predicted_efficiency
+from dppo.estimator.diagnostics import StepTimes, predicted_efficiency
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,14 @@ def test_predicted_efficiency_table():
     for variance in (-0.1, math.nan, math.inf):
         with pytest.raises(dppo.InvalidInputError, match="variance"):
             predicted_efficiency(variance, 0.5, rollout_share=0.5)
+
+
+def test_each_step_counts_at_its_own_rate():
+    times = StepTimes()
+    assert times.efficiency(0.0, 0.5) is None
+    times.add(fixed=1.0, train=1.0, kept=0.5)
+    times.add(fixed=1.0, train=0.2, kept=0.1)  # 2 s each without pruning: a rollout share of 1/3
+    times.add(fixed=9.0, train=0.0, kept=0.0)  # of what it would have trained, nothing is known
+    expected = predicted_efficiency(0.1, 0.1, rollout_share=1 / 3)
+    assert times.efficiency(0.1, 0.1) == pytest.approx(expected, rel=1e-12)
+    assert times.efficiency(0.1, 0.0) is None

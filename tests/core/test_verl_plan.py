@@ -13,7 +13,7 @@ from dppo.packing.spread import PADDING
 from dppo.verl import plan
 from dppo.verl.options import PruneOptions, notices
 from dppo.verl.plan import Rollouts, Sizes, decide, layout, metrics_of
-from dppo.verl.refusals import check_config, has_other_terms
+from dppo.verl.refusals import check_config, check_passes, has_other_terms
 
 
 class Config(SimpleNamespace):
@@ -53,6 +53,11 @@ def test_options_are_those_of_the_pruner() -> None:
     assert not options.chooses_keep
     assert PruneOptions.of(None).chooses_keep
     assert not PruneOptions.of({"completion_keep": 1.0}).prunes
+    shadow = PruneOptions.of({"completion_keep": "shadow:0.25"})
+    assert shadow.decides
+    assert not shadow.prunes
+    assert not shadow.chooses_keep
+    assert shadow.prune_config().completion_keep == 0.25
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,9 @@ def test_options_are_those_of_the_pruner() -> None:
         ({"completion_kep": 0.5}, "prune.completion_kep is no option; did you mean"),
         ({"xyz": 1}, "prune.xyz is no option; there are completion_keep"),
         ({"completion_keep": 0.0}, "completion_keep"),
-        ({"completion_keep": "half"}, 'must be "auto" or a number'),
+        ({"completion_keep": "half"}, "must be 'auto', a number in"),
+        ({"completion_keep": "shadow:1"}, "'shadow' or 'shadow:RATE' with a rate below 1"),
+        ({"completion_keep": "shadow", "prompt_keep": 0.5}, "set prune.prompt_keep=1.0"),
         ({"prompt_keep": 1.5}, "prompt_keep"),
         ({"completion_rule": "best"}, "completion_rule"),
         ({"auto_cost": "money"}, "auto_cost"),
@@ -77,6 +84,8 @@ def test_what_is_no_option_is_named(given: dict[str, Any], message: str) -> None
     [
         ("algorithm.adv_estimator", "gae", "algorithm.adv_estimator=gae"),
         ("algorithm.use_kl_in_reward", True, "use_kl_loss=True"),
+        ("algorithm.adv_estimator", "grpo_passk", "groups that are whole"),
+        ("data.gen_batch_size", 4, "data.gen_batch_size=4 is not data.train_batch_size=8"),
         ("algorithm.filter_groups.enable", True, "filter_groups.enable"),
         ("algorithm.rollout_correction.rollout_rs", "token", "rollout_rs=token"),
         (
@@ -117,11 +126,24 @@ def test_prompts_need_a_history() -> None:
     config = configuration()
     config.trainer.total_epochs = 1
     check_config(config, PruneOptions())
-    with pytest.raises(ConfigurationError, match="total_epochs=1 visits none twice"):
+    with pytest.raises(ConfigurationError, match="total_epochs visits each 1 times"):
         check_config(config, PruneOptions(prompt_keep=0.5))
     check_config(config, PruneOptions(prompt_keep=0.5, allow_single_epoch=True))
     config.trainer.total_epochs = 2
     check_config(config, PruneOptions(prompt_keep=0.5))
+    with pytest.raises(
+        ConfigurationError, match=r"5 steps over 512 prompts visits each 0.31 times"
+    ):
+        check_passes(PruneOptions(prompt_keep=0.5), 160 / 512, "5 steps over 512 prompts")
+
+
+def test_sapo_is_divided_by_rows_alone() -> None:
+    config = configuration()
+    config.actor_rollout_ref.actor.policy_loss = Config(loss_mode="sapo")
+    with pytest.raises(UnsupportedLossError, match="loss_agg_mode=seq-mean-token-mean"):
+        check_config(config, PruneOptions())
+    config.actor_rollout_ref.actor.loss_agg_mode = "seq-mean-token-mean"
+    check_config(config, PruneOptions())
 
 
 def test_terms_that_act_without_an_advantage() -> None:

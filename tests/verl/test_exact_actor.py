@@ -82,7 +82,7 @@ class Actor:
         """Accumulated on some rows, each with its factor; padded to two ranks."""
         from verl.utils import tensordict_utils as tu
 
-        from dppo.verl.loss import FACTOR
+        from dppo.verl.loss import FACTOR, KEPT
 
         count = max(2, -(-len(rows) // 2) * 2)
         padding = count - len(rows)
@@ -109,6 +109,7 @@ class Actor:
                 "ref_log_prob": nested([self.ref[i] for i in rows], torch.zeros(1)),
                 "advantages": per_token([float(self.advantages[i]) for i in rows]),
                 FACTOR: per_token(factors),
+                KEPT: per_token([float(len(rows))] * len(rows)),
             }
         )
         tu.assign_non_tensor(

@@ -18,6 +18,7 @@ LIMIT = 400
 def run(folder: Path, *options: str, mode: str = "prune_sync") -> list[dict[str, Any]]:
     """Metrics of every step."""
     environment = {**os.environ, "PYTHON": sys.executable, "OUT": str(folder), "MODE": mode}
+    environment["PROMPTS"] = "32"  # all of them are seen in every step
     command = ["bash", str(ROOT / "configs/verl/smoke_cpu.sh"), "trainer.val_before_train=False"]
     done = subprocess.run(
         [*command, "trainer.test_freq=-1", *options],
@@ -77,6 +78,22 @@ def test_completions_alone_with_a_rate_that_is_chosen(tmp_path: Path) -> None:
     assert [step["dppo/auto/rate"] for step in steps] == [0.5, 0.5]
     assert all("dppo/prompts/keep" not in step for step in steps)
     assert steps[0]["dppo/time/train"] > 0
+
+
+def test_a_shadow_decides_and_trains_on_everything(tmp_path: Path) -> None:
+    """The update, verl's own, is told of as many rows as were generated."""
+    steps = run(
+        tmp_path,
+        "prune.completion_keep=shadow:0.25",
+        "prune.prompt_keep=1.0",
+        "trainer.total_training_steps=2",
+    )
+    for step in steps:
+        assert step["dppo/cost/keep"] == pytest.approx(0.25, abs=0.1)
+        assert step["dppo/tokens/trained"] < step["dppo/tokens/generated"]
+        assert step["dppo/efficiency/predicted"] > 0
+        assert "actor/pg_loss" in step
+        assert not any(name.startswith("dppo/kept/pg") for name in step)
 
 
 def test_a_step_without_any_signal_trains_on_nothing(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from dppo.cli.length import (
     run_length,
 )
 from dppo.cli.options import Settings, read_settings
-from dppo.config import PruneConfig
+from dppo.config import PruneConfig, parse_keep
 from dppo.errors import ConfigurationError
 from dppo.estimator.weights import check_prompt_pruning, loss_denominator
 
@@ -206,14 +206,10 @@ def expected_pruning(
     table = config_fields().fields
     keep = config.get("completion_keep", table["completion_keep"].default)
     rule = config.get("completion_rule", table["completion_rule"].default)
-    rate = 1.0 if str(keep).startswith("shadow") else keep
-    if rate == "auto" and rule in {"proportional", "uniform"}:
+    mode, rate = parse_keep("completion_keep", keep)
+    if mode == "auto" and rule in {"proportional", "uniform"}:
         return Pruning(keep, None, None)
-    rate = 0.5 if rate == "auto" else rate  # a rule without a rate
-    if isinstance(rate, str) or not 0 < rate <= 1:
-        raise ConfigurationError(
-            f'completion_keep must be "auto", in (0, 1] or "shadow", got {keep!r}'
-        )
+    rate = 1.0 if mode == "shadow" else rate
     if rule == "threshold" and rate < 1:
         return Pruning(keep, None, None)
     off = rate == 1

@@ -25,7 +25,7 @@ examples:
   dppo verl data --dataset gsm8k --output-dir data/gsm8k
   dppo verl data --dataset problems.jsonl --prompt-column question --answer-column solution \\
       --output-dir data/mine
-  dppo verl summary runs/verl
+  dppo verl summary runs/verl-prune_sync
 """
 OUTPUT = Field("output_dir", "str", "data", "folder for train.parquet and test.parquet")
 OPTIONS = {
@@ -153,19 +153,25 @@ def summary_of(folder: Path) -> dict[str, Any]:
     if not steps:
         raise ConfigurationError(f"{path} has no step of trainer mode prune_sync")
 
-    def total(name: str) -> float:
-        return sum(float(step.get(name, 0.0)) for step in steps)
+    # verl's loss keeps its name where it is of all completions: in shadow mode.
+    pruned = [step for step in steps if "actor/pg_loss" not in step]
 
-    reasons = {name for step in steps for name in step if name.startswith(REASONS)}
-    generated, trained = total("dppo/tokens/generated"), total("dppo/tokens/trained")
-    ess = [step["dppo/weight/ess"] for step in steps if "dppo/weight/ess" in step]
+    def total(name: str, of: list[dict[str, Any]] = steps) -> float:
+        return sum(float(step.get(name, 0.0)) for step in of)
+
+    reasons = {name for step in pruned for name in step if name.startswith(REASONS)}
+    generated = total("dppo/tokens/generated")
+    left_out = total("dppo/tokens/generated", pruned) - total("dppo/tokens/trained", pruned)
+    ess = [step["dppo/weight/ess"] for step in pruned if "dppo/weight/ess" in step]
     found = sorted(folder.glob("validation/*.jsonl"), key=lambda file: int(file.stem))
     rolled_out = total("dppo/prompts/rolled_out")
     totals = {
         "completion_tokens_generated": round(generated),
-        "completion_tokens_trained": round(trained),
+        "completion_tokens_trained": round(generated - left_out),
         "completion_tokens_skipped": {},
-        "completions_dropped": {name[len(REASONS) :]: total(name) for name in sorted(reasons)},
+        "completions_dropped": {
+            name[len(REASONS) :]: total(name, pruned) for name in sorted(reasons)
+        },
         "prompts_candidates": round(total("dppo/prompts/candidates")),
         "prompts_rolled_out": round(rolled_out),
         "effective_sample_size": statistics.fmean(ess) if ess else None,

@@ -97,3 +97,37 @@ def predicted_efficiency(variance: float, kept_cost: float, *, rollout_share: fl
         raise InvalidInputError(f"variance must be finite and >= 0, got {variance!r}")
     cost = fixed + (1 - fixed) * kept
     return float("inf") if cost == 0 else 1 / ((1 + variance) * cost)
+
+
+class StepTimes:
+    """What the steps of a run took, to predict what pruning gains; each step has a rate of its own.
+
+    Example:
+        >>> from dppo.estimator.diagnostics import StepTimes
+        >>> times = StepTimes()
+        >>> times.add(fixed=1.0, train=1.0, kept=0.5)  # unpruned it would train for 2 s
+        >>> round(times.efficiency(0.0, 0.5), 6)
+        1.5
+    """
+
+    def __init__(self) -> None:
+        self._fixed = self._unpruned = 0.0
+
+    def add(self, *, fixed: float, train: float, kept: float) -> None:
+        """A step is over; one that trained on nothing says nothing.
+
+        Args:
+            fixed: Seconds that pruning completions does not save.
+            train: Seconds of training.
+            kept: Share of the training cost that was kept, 1 where nothing was pruned.
+        """
+        if kept > 0:
+            self._fixed += fixed
+            self._unpruned += train / kept
+
+    def efficiency(self, variance: float, kept_cost: float) -> float | None:
+        """`predicted_efficiency` at the rollout share so far; None before any training."""
+        if kept_cost == 0 or self._unpruned == 0:
+            return None
+        share_so_far = self._fixed / (self._fixed + self._unpruned)
+        return predicted_efficiency(variance, kept_cost, rollout_share=share_so_far)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dppo.config import PruneConfig
+from dppo.config import parse_keep
+from dppo.errors import ConfigurationError
 from dppo.pruner import DROP_REASONS
-from dppo.report.records import number
 
 Floats = NDArray[np.float64]
 _SINGLE = ("all_right", "all_wrong")
@@ -58,12 +58,11 @@ def _rate(columns: Mapping[str, Floats], summary: Mapping[str, Any]) -> Floats |
     config = summary.get("config")
     if not isinstance(config, Mapping) or "dppo/cost/keep" not in columns:
         return None
-    keep = config.get("completion_keep")
-    if isinstance(keep, str) and keep.startswith("shadow"):
-        text = keep.removeprefix("shadow").removeprefix(":")
-        keep = float(text) if text else PruneConfig.completion_keep
-    rate = number(keep)
-    if rate is None or config.get("completion_rule", "proportional") not in _RATED:
+    try:
+        mode, rate = parse_keep("completion_keep", config.get("completion_keep"))
+    except ConfigurationError:  # another tool's record
+        return None
+    if mode == "auto" or config.get("completion_rule", "proportional") not in _RATED:
         return None
     return np.where(np.isfinite(columns["dppo/cost/keep"]), rate, np.nan)
 

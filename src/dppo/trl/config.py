@@ -6,7 +6,7 @@ from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig
 
-from dppo.config import PruneConfig
+from dppo.config import PruneConfig, parse_keep
 from dppo.errors import ConfigurationError
 from dppo.estimator.windows import window_size
 from dppo.trl import config_checks
@@ -252,7 +252,9 @@ class DPPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         """Check the fields of this class, then the host's; then that the two fit together."""
-        self.completion_keep = config_checks.completion_keep(self.completion_keep)
+        mode, rate = parse_keep("completion_keep", self.completion_keep)
+        if mode in {"on", "off"}:  # from a command line it may be text
+            self.completion_keep = rate
         config_checks.one_of("packing", self.packing, PACKINGS)
         config_checks.check_auto(self)
         for name in ("packing_window", "packing_capacity", "reward_failure_limit"):
@@ -332,7 +334,7 @@ class DPPOConfig(GRPOConfig):
     @property
     def shadows(self) -> bool:
         """Whether pruning of completions is decided and logged, but not done."""
-        return isinstance(self.completion_keep, str) and self.completion_keep != "auto"
+        return parse_keep("completion_keep", self.completion_keep)[0] == "shadow"
 
     @property
     def chooses_keep(self) -> bool:
@@ -416,12 +418,8 @@ class DPPOConfig(GRPOConfig):
 
     def prune_config(self) -> PruneConfig:
         """The options of the `Pruner`."""
-        keep = self.completion_keep
-        if not isinstance(keep, float):
-            _, _, rate = str(keep).partition(":")
-            keep = float(rate) if rate else PruneConfig.completion_keep  # that "auto" starts with
         return PruneConfig(
-            completion_keep=keep,
+            completion_keep=parse_keep("completion_keep", self.completion_keep)[1],
             completion_rule=self.completion_rule,
             completion_prune_rate=self.completion_prune_rate,
             sampling_design=self.sampling_design,

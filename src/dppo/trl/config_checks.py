@@ -9,26 +9,6 @@ from dppo.errors import ConfigurationError, UnsupportedLossError
 from dppo.estimator.weights import check_prompt_pruning, loss_denominator
 
 
-def completion_keep(value: float | str | None) -> float | str:
-    """A rate as a number; "shadow" and "shadow:RATE" as they are."""
-    if value == "auto":
-        return value
-    try:
-        if isinstance(value, bool) or value is None:
-            raise TypeError
-        if isinstance(value, str) and value.startswith("shadow"):
-            mode, colon, rate = value.partition(":")
-            if mode != "shadow" or (colon and not 0 < float(rate) < 1):
-                raise ValueError
-            return value
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigurationError(
-            "completion_keep must be 'auto', a number in (0, 1], 'shadow' or 'shadow:RATE', got "
-            f"{value!r}"
-        ) from None
-
-
 def check_auto(config: Any) -> None:
     """Refuse options of `completion_keep="auto"` that are none, or without it."""
     one_of("auto_cost", config.auto_cost, ("time", "tokens"))

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dppo.estimator.diagnostics import predicted_efficiency
 from dppo.pruner import DROP_REASONS
 
 _OF_A_BATCH = ("kl", "entropy", "cispo_clip_ratio", "policy_loss")
@@ -123,7 +122,8 @@ def log_unweighted(trainer: Any, local_rows: int) -> None:
 def log_times(trainer: Any) -> None:
     """Seconds per phase of an optimizer step that is over."""
     logged = trainer._metrics["train"]
-    for phase, seconds in trainer.clock.since_last().items():
+    spent = trainer.clock.since_last()
+    for phase, seconds in spent.items():
         logged[f"dppo/time/{phase}"].append(seconds)
     laid = trainer._density
     if laid["computed"]:
@@ -133,24 +133,18 @@ def log_times(trainer: Any) -> None:
         logged["dppo/forwards"].append(laid["forwards"])
         logged["dppo/forwards_padded"].append(trainer.args.gradient_accumulation_steps)
     laid.clear()
-    efficiency = _efficiency(trainer) if trainer.args.decides else None
+    of_pruner = trainer.pruner.metrics()
+    if not trainer.args.decides or "variance/inflation" not in of_pruner:
+        return  # nothing decided, or a rule without inclusion probabilities
+    kept = of_pruner["cost/keep"]
+    trainer._times.add(
+        fixed=spent["rollout"] + spent["score"],
+        train=spent["train"],
+        kept=kept if trainer.args.prunes else 1.0,
+    )
+    efficiency = trainer._times.efficiency(of_pruner["variance/inflation"], kept)
     if efficiency is not None:
         logged["dppo/efficiency/predicted"].append(efficiency)
-
-
-def _efficiency(trainer: Any) -> float | None:
-    """Predicted progress per second against the full batch, from the times of the run so far."""
-    of_pruner, seconds = trainer.pruner.metrics(), trainer.clock.seconds
-    if "variance/inflation" not in of_pruner:
-        return None  # nothing decided yet, or a rule without inclusion probabilities
-    if of_pruner["cost/keep"] == 0 or seconds["train"] == 0:
-        return None  # nothing kept or trained yet
-    kept, train = of_pruner["cost/keep"], seconds["train"]
-    fixed = seconds["rollout"] + seconds["score"]
-    unpruned = train / kept if trainer.args.prunes else train
-    return predicted_efficiency(
-        of_pruner["variance/inflation"], kept, rollout_share=fixed / (fixed + unpruned)
-    )
 
 
 def log_step(trainer: Any) -> None:

@@ -29,6 +29,7 @@ from trl.trainer.utils import get_config_model_id
 
 from dppo._checkpoints import checkpoint_path
 from dppo.errors import ConfigurationError
+from dppo.estimator.diagnostics import StepTimes
 from dppo.estimator.weights import loss_denominator
 from dppo.pruner import Pruner
 from dppo.trl import (
@@ -129,7 +130,7 @@ class DPPOTrainer(WeightedPasses):
         self.pruner = Pruner(args.prune_config(), seed=args.seed)
         self._auto = AutoKeep(args, self.clock) if args.chooses_keep else None
         self._windows = Windows(self.pruner, args, self.clock)
-        self._totals = Totals()
+        self._totals, self._times = Totals(), StepTimes()
         self._rollout_file: RolloutFile | None = None
         if args.record_rollouts is not None:
             self._rollout_file = RolloutFile(args.record_rollouts)

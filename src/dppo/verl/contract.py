@@ -17,6 +17,7 @@ TRAINER = {
     "_save_checkpoint": ("self",),
     "_load_checkpoint": ("self",),
     "_setup": ("self",),
+    "_init_dataloader": ("self",),
 }
 """Methods of `PPOTrainer` that are wrapped, with their parameters."""
 

@@ -4,8 +4,9 @@
 
 has the value of x and c times its gradient. Policy term, KL and entropy reach the parameters
 through log-probs and entropies alone, so one factor weights them alike, whichever policy loss verl
-has registered; its code stays as it is. verl then divides by D', what it was given of the
-mini-batch; with c = (w / D) D' the gradient of a row is w / D times that of its loss.
+has registered; its code stays as it is. verl then divides by D', the survivors of the mini-batch or
+their tokens; with c = (w / D) D' the gradient of a row is w / D times that of its loss, and the
+values that verl logs are means over survivors.
 
 Suffix: `_R` rows of a micro-batch.
 """
@@ -19,6 +20,8 @@ from verl.workers.utils.losses import ppo_loss
 
 FACTOR = "prune_factor"
 """Field of w / D, one value for every response token of a row."""
+KEPT = "prune_kept"
+"""Field of the survivors in a row's mini-batch, over all ranks, in the same form."""
 
 
 def weighted_ppo_loss(
@@ -29,7 +32,7 @@ def weighted_ppo_loss(
     Args:
         config: verl's `ActorConfig`.
         model_output: Log-probs, and entropies where asked for, nested by row.
-        data: Micro-batch with the field `FACTOR`.
+        data: Micro-batch with the fields `FACTOR` and `KEPT`.
         dp_group: As for verl.
 
     Returns:
@@ -39,8 +42,9 @@ def weighted_ppo_loss(
     factor_R = factor.values()[factor.offsets()[:-1]]
     # A mini-batch of which nothing is left has no tokens.
     tokens = max(float(data["batch_num_tokens"]), 1.0)
-    tu.assign_non_tensor(data, batch_num_tokens=tokens)
-    divided_by = tokens if config.loss_agg_mode == "token-mean" else data["global_batch_size"]
+    rows = max(int(data[KEPT].values()[0]), 1)  # without padding, which only evens out the ranks
+    tu.assign_non_tensor(data, batch_num_tokens=tokens, global_batch_size=rows)
+    divided_by = tokens if config.loss_agg_mode == "token-mean" else rows
     scaled = {
         key: scale_gradient(model_output[key], factor_R * divided_by)
         for key in ("log_probs", "entropy")

@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dppo.estimator.diagnostics import predicted_efficiency
+from dppo.estimator.diagnostics import StepTimes
 from dppo.pruner import Pruner
 from dppo.verl.plan import Plan, Rollouts, metrics_of
 
 TRAINING = ("old_log_prob", "ref", "adv", "update_actor")
 """verl's timers of what pruning shortens."""
 
-OF_SURVIVORS = ("pg_loss", "pg_clipfrac", "ppo_kl", "kl_loss", "entropy")
-"""In verl's names: means over the rows of the update."""
+OF_SURVIVORS = ("loss", "pg_clipfrac", "ppo_kl", "entropy")
+"""In verl's names: means over the survivors of a mini-batch, or of a micro-batch."""
 
 
 class StepMetrics:
     """Of one step after the other."""
 
     def __init__(self) -> None:
-        self._pruned, self._seconds = 0.0, {"rollout": 0.0, "train": 0.0}
+        self._pruned, self._times = 0.0, StepTimes()
         self._last: dict[str, float] = {}
 
     @contextmanager
@@ -59,19 +59,21 @@ class StepMetrics:
             "train": sum(timing_raw.get(name, 0.0) for name in TRAINING),
         }
 
-    def times(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
-        """A step is over."""
+    def times(self, metrics: dict[str, Any], timing_raw: dict[str, float], *, shadow: bool) -> None:
+        """A step is over; in shadow mode it trained on everything."""
         spent = self.phases(timing_raw)
         metrics.update({f"dppo/time/{phase}": seconds for phase, seconds in spent.items()})
-        self._seconds["rollout"] += spent["rollout"] + spent["score"]
-        self._seconds["train"] += spent["train"]
-        kept = self._last.get("cost/keep", 0.0)
-        if kept and self._seconds["train"]:
-            fixed, unpruned = self._seconds["rollout"], self._seconds["train"] / kept
-            metrics["dppo/efficiency/predicted"] = predicted_efficiency(
-                self._last["variance/inflation"], kept, rollout_share=fixed / (fixed + unpruned)
-            )
-        if "actor/entropy" in metrics:  # of the old log-probs' pass
+        kept = self._last["cost/keep"]
+        self._times.add(
+            fixed=spent["rollout"] + spent["score"],
+            train=spent["train"],
+            kept=1.0 if shadow else kept,
+        )
+        if "variance/inflation" in self._last:
+            found = self._times.efficiency(self._last["variance/inflation"], kept)
+            if found is not None:
+                metrics["dppo/efficiency/predicted"] = found
+        if "actor/entropy" in metrics and not shadow:  # of the old log-probs' pass
             metrics["dppo/kept/entropy"] = metrics.pop("actor/entropy")
 
     def updated(self, metrics: dict[str, Any], found: dict[str, Any]) -> None:

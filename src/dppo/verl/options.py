@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from dppo.config import PruneConfig
+from dppo.config import PruneConfig, parse_keep
 from dppo.errors import ConfigurationError
 
 
@@ -24,7 +24,8 @@ class PruneOptions:
 
     completion_keep: float | str = "auto"
     """Expected share of the live training cost that is kept; "auto": chosen while training; 1.0:
-    completions are not pruned."""
+    completions are not pruned; "shadow" or "shadow:RATE": decided and logged, but all are trained
+    on."""
     completion_rule: str = "proportional"
     completion_prune_rate: float = 0.7
     sampling_design: str = "systematic"
@@ -53,16 +54,21 @@ class PruneOptions:
                 raise ConfigurationError(f"prune.{name} is no option; {hint}")
         options = cls(**(given or {}))
         options.prune_config()
-        keep = options.completion_keep
-        if isinstance(keep, str) and keep != "auto":
+        if options.shadows and options.prompt_keep != 1:
             raise ConfigurationError(
-                f'prune.completion_keep must be "auto" or a number in (0, 1], got {keep!r}'
+                f"prune.completion_keep={options.completion_keep} trains as if nothing were "
+                f"pruned, but prune.prompt_keep={options.prompt_keep} prunes prompts; give a rate, "
+                "or set prune.prompt_keep=1.0"
             )
         if options.auto_cost not in {"time", "tokens"}:
             raise ConfigurationError(
                 f'prune.auto_cost must be "time" or "tokens", got {options.auto_cost!r}'
             )
         return options
+
+    @property
+    def _keep(self) -> tuple[str, float]:
+        return parse_keep("prune.completion_keep", self.completion_keep)
 
     @property
     def chooses_keep(self) -> bool:
@@ -73,15 +79,24 @@ class PruneOptions:
         }
 
     @property
+    def shadows(self) -> bool:
+        """Whether pruning of completions is decided and logged, but not done."""
+        return self._keep[0] == "shadow"
+
+    @property
+    def decides(self) -> bool:
+        """Whether pruning is decided, if only to log it."""
+        return self._keep[0] != "off" or self.prompt_keep != 1
+
+    @property
     def prunes(self) -> bool:
-        """Whether anything is pruned."""
-        return self.completion_keep != 1 or self.prompt_keep != 1
+        """Whether anything is pruned; not in shadow mode."""
+        return self.decides and not self.shadows
 
     def prune_config(self) -> PruneConfig:
         """Options of the pruner."""
-        keep = 0.5 if isinstance(self.completion_keep, str) else self.completion_keep
         return PruneConfig(
-            completion_keep=keep,
+            completion_keep=self._keep[1],
             completion_rule=self.completion_rule,
             completion_prune_rate=self.completion_prune_rate,
             sampling_design=self.sampling_design,

@@ -152,6 +152,8 @@ class Layout:
     """Shape (W * S * R,). Flat index into (P, G), or `PADDING`."""
     factor: Floats
     """0 for padding."""
+    kept: Ints
+    """Rows of the step that are no padding."""
     step_rows: int
     """Rows of a step over all ranks, W * R."""
 
@@ -182,14 +184,15 @@ def layout(plan: Plan, length_N: Ints, ranks: int, *, multiple: int = 1) -> Layo
         tables.append(bins[0])
     width = -(-max(table.shape[1] for table in tables) // multiple) * multiple
     laid = np.full((ranks, len(tables), width), PADDING, dtype=np.int64)
-    factor = np.zeros(laid.shape)
+    factor, kept = np.zeros(laid.shape), np.empty_like(laid)
     of_row = np.zeros(length_N.size)
     for number, (step, table) in enumerate(zip(plan.steps, tables, strict=True)):
         laid[:, number, : table.shape[1]] = table
         of_row[step.rows_K] = step.factor_K
         real = laid[:, number] != PADDING
         factor[:, number] = np.where(real, of_row[laid[:, number]], 0.0)
-    return Layout(laid.ravel(), factor.ravel(), ranks * width)
+        kept[:, number] = real.sum()
+    return Layout(laid.ravel(), factor.ravel(), kept.ravel(), ranks * width)
 
 
 def metrics_of(plan: Plan, rollouts: Rollouts) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 from dppo.errors import ConfigurationError, UnsupportedLossError
 from dppo.verl.options import PruneOptions
 
-ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "grpo_passk")
-"""Advantage estimators that use nothing but the rewards of the row's own group."""
+ESTIMATORS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo")
+"""Advantage estimators that use nothing but the row's own group, and take groups of any size."""
 
 LOSS_MODES = ("vanilla", "gspo", "sapo", "gpg", "cispo", "dppo_tv", "dppo_kl", "dro")
 """Policy losses that are a sum over completions, each of which depends on itself alone."""
@@ -55,7 +55,7 @@ _RULES = (
         "algorithm.adv_estimator",
         ESTIMATORS,
         "gae",
-        "needs more than the rewards of a completion's own group",
+        "needs more than a completion's own group, or groups that are whole",
         f"use one of {', '.join(ESTIMATORS)}",
     ),
     _Rule(
@@ -179,12 +179,25 @@ def check_config(config: Mapping[str, Any], options: PruneOptions) -> None:
             raise ConfigurationError(f"{rule.path}={value} {rule.why}; {rule.remedy}, {OFF}")
     _check_sizes(config)
     _check_loss(config)
-    epochs = at(config, "trainer.total_epochs", 1)
-    if options.prompt_keep < 1 and epochs < 2 and not options.allow_single_epoch:
+    check_passes(options, at(config, "trainer.total_epochs", 1), "trainer.total_epochs")
+
+
+def check_passes(options: PruneOptions, passes: float, setting: str) -> None:
+    """Refuse to draw prompts by a history that they never have.
+
+    Args:
+        options: Of pruning.
+        passes: Visits of a prompt in the run.
+        setting: What they follow from.
+
+    Raises:
+        ConfigurationError: There are fewer than two.
+    """
+    if options.prompt_keep < 1 and passes < 2 and not options.allow_single_epoch:
         raise ConfigurationError(
             f"prune.prompt_keep={options.prompt_keep} draws prompts by their history, and "
-            f"trainer.total_epochs={epochs} visits none twice; train longer, set "
-            "prune.prompt_keep=1.0, or prune.allow_single_epoch=True for uniform draws"
+            f"{setting} visits each {passes:.2g} times; train longer, set prune.prompt_keep=1.0, "
+            "or prune.allow_single_epoch=True for uniform draws"
         )
 
 
@@ -206,6 +219,12 @@ def _check_sizes(config: Mapping[str, Any]) -> None:
             f"single one has no baseline to be better than; raise it, {OFF}"
         )
     batch = at(config, "data.train_batch_size")
+    fetched = at(config, "data.gen_batch_size")
+    if fetched not in (None, batch):
+        raise ConfigurationError(
+            f"data.gen_batch_size={fetched} is not data.train_batch_size={batch}: a step is "
+            f"decided on as a whole; leave it out, {OFF}"
+        )
     mini = at(config, "actor_rollout_ref.actor.ppo_mini_batch_size")
     if batch % mini:
         raise ConfigurationError(
@@ -230,6 +249,12 @@ def _check_loss(config: Mapping[str, Any]) -> None:
             f"data.max_response_length, {OFF}"
         )
     loss = at(config, f"{actor}.policy_loss.loss_mode", "vanilla")
+    if loss == "sapo" and not mode.startswith("seq-mean"):
+        raise UnsupportedLossError(
+            f"{actor}.policy_loss.loss_mode=sapo is divided by rows whatever {actor}."
+            f"loss_agg_mode={mode} says, and KL and entropy by tokens: no weight of a row fits "
+            f"both; set {actor}.loss_agg_mode=seq-mean-token-mean, {OFF}"
+        )
     if loss not in LOSS_MODES:
         raise UnsupportedLossError(
             f"{actor}.policy_loss.loss_mode={loss} is not known to be a sum over completions that "

@@ -29,7 +29,7 @@ class Submitted:
     uids: list[str]
     """verl's, of this step."""
     ids: NDArray[np.int64]
-    """The same at every visit."""
+    """The same at every visit; empty where all candidates are rolled out."""
     window: Selection | None
     """Over the candidates that they were drawn from."""
 
@@ -63,7 +63,9 @@ def read(
     scores_B = padded["rm_scores"].sum(-1).float().numpy()
     scores_PG = spread(scores_B, np.nan)
     advantages_PG = spread(_advantages(padded, mask_BT, batch.keys, config), 0.0)
-    advantages_PG[constant_groups(scores_PG)] = 0.0  # float dust is no signal
+    # Float dust is no signal. A completion that is alone in its group is trained on by verl.
+    several = (~np.isnan(scores_PG)).sum(axis=1) > 1
+    advantages_PG[constant_groups(scores_PG) & several] = 0.0
     surprisal = None
     if log_probs:
         per = (

@@ -18,7 +18,11 @@ LOOKED_AT = 1000
 
 
 def prompt_id(row: Any) -> int:
-    """Of a prompt's text, below 2^63: the same at every visit, unlike verl's uid."""
+    """Of a prompt's messages, below 2^63: the same at every visit, unlike verl's uid.
+
+    Raises:
+        ConfigurationError: Something in it has no content that could be compared.
+    """
     text = json.dumps(_plain(row), sort_keys=True, ensure_ascii=True)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
@@ -29,11 +33,19 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, str | int | float | bool) or value is None:
         return value
+    if isinstance(value, bytes | bytearray):
+        return blake2b(value).hexdigest()
+    if hasattr(value, "tobytes") and hasattr(value, "mode"):  # an image of PIL
+        return [value.mode, list(value.size), blake2b(value.tobytes()).hexdigest()]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if isinstance(value, Sequence):
         return [_plain(item) for item in value]
-    return str(value)
+    raise ConfigurationError(
+        f"a prompt holds a {type(value).__module__}.{type(value).__qualname__}, by which it cannot "
+        "be known again at its next visit; set prune.prompt_keep=1.0, or give text, bytes, images "
+        "or arrays"
+    )
 
 
 def fingerprint(dataset: Any, key: str) -> str:

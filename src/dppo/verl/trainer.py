@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import transfer_queue as tq
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -31,7 +33,7 @@ from dppo.verl.loss import weighted_ppo_loss
 from dppo.verl.metrics import StepMetrics
 from dppo.verl.options import PruneOptions, notices
 from dppo.verl.plan import Plan, Rollouts, Sizes
-from dppo.verl.refusals import check_config, has_other_terms
+from dppo.verl.refusals import check_config, check_passes, has_other_terms
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -52,7 +54,7 @@ class PPOTrainerPruneSync(PPOTrainerSync):
 
     def __init__(self, config: Any) -> None:
         self.options = PruneOptions.of(config.get("prune"))
-        if self.options.prunes:
+        if self.options.decides:
             check_config(config, self.options)
         super().__init__(config)
         self.pruner = Pruner(self.options.prune_config(), seed=self.options.seed)
@@ -64,10 +66,16 @@ class PPOTrainerPruneSync(PPOTrainerSync):
         self._rolled_out: KVBatchMeta | None = None
         self._measured = StepMetrics()
         logger.info("prune_sync: %s", self.options)
-        for notice in notices(config, self.options) if self.options.prunes else ():
+        for notice in notices(config, self.options) if self.options.decides else ():
             logger.warning("prune_sync: %s", notice)
 
     # -- beginning and checkpoints -----------------------------------------------------------------
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        steps, rows = self.total_training_steps, len(self.train_dataset)
+        passes = steps * self.config.data.train_batch_size / rows
+        check_passes(self.options, passes, f"{steps} steps over {rows} prompts")
 
     def _setup(self) -> None:
         super()._setup()
@@ -113,12 +121,12 @@ class PPOTrainerPruneSync(PPOTrainerSync):
     # -- prompts -----------------------------------------------------------------------------------
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
-        if not self.options.prunes:
+        if not self.options.decides:
             return super()._submit_batch_to_rollout(batch)
-        ids = np.array([state.prompt_id(prompt) for prompt in batch["raw_prompt"]])
-        count = self.options.rolled_out(len(ids))
-        window = None
+        ids, window = np.zeros(0, np.int64), None
         if self.options.prompt_keep < 1:
+            ids = np.array([state.prompt_id(prompt) for prompt in batch["raw_prompt"]])
+            count = self.options.rolled_out(len(ids))
             window = self.pruner.select_prompts(
                 ids, count=count, step=self.global_steps, keep=count / len(ids)
             )
@@ -131,16 +139,20 @@ class PPOTrainerPruneSync(PPOTrainerSync):
     def _step_once(
         self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
     ) -> KVBatchMeta:
-        if not self.options.prunes:
+        if not self.options.decides:
             return super()._step_once(metrics, timing_raw, sample_batch_size)
         submitted = self._drawn_prompts
         batch = super()._step_once(metrics, timing_raw, len(submitted.uids))
         if self._auto is not None:
             self._learn(timing_raw)
-        self._measured.times(metrics, timing_raw)
+        self._measured.times(metrics, timing_raw, shadow=self.options.shadows)
+        if self.options.shadows:
+            return batch
         assert self._rolled_out is not None
-        more = [key for key in batch.keys if key not in self._of_key]
-        return rows.joined([self._rolled_out, batch.select_keys(more)])
+        ours = [key for key in batch.keys if key not in self._of_key]  # padding and copies
+        if ours:
+            tq.kv_clear(keys=ours, partition_id=batch.partition_id)
+        return self._rolled_out
 
     @property
     def _drawn_prompts(self) -> "rollouts.Submitted":
@@ -169,14 +181,12 @@ class PPOTrainerPruneSync(PPOTrainerSync):
 
     def _rows_per_rank(self) -> int:
         """Rows that a rank's part of a batch must be a multiple of."""
-        part = self.config.actor_rollout_ref
-        if part.actor.use_dynamic_bsz:
-            return 1
-        sizes = (
-            part.actor.ppo_micro_batch_size_per_gpu,
-            part.rollout.log_prob_micro_batch_size_per_gpu,
-            part.ref.log_prob_micro_batch_size_per_gpu if self.use_reference_policy else 1,
-        )
+        part, sizes = self.config.actor_rollout_ref, []
+        if not part.actor.use_dynamic_bsz:  # verl wants the old log-probs' pass to be alike
+            sizes += [part.actor.ppo_micro_batch_size_per_gpu]
+            sizes += [part.rollout.log_prob_micro_batch_size_per_gpu]
+        if self.use_reference_policy and not part.ref.log_prob_use_dynamic_bsz:
+            sizes += [part.ref.log_prob_micro_batch_size_per_gpu]
         return math.lcm(*(size or 1 for size in sizes))
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
@@ -197,13 +207,15 @@ class PPOTrainerPruneSync(PPOTrainerSync):
         logging_prefix: str = "global_seqlen",
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
-        if self.options.prunes:
+        if self.options.decides:
             with self._measured.pruning():
-                batch = self._decided(batch, metrics)
+                place = self._decide(batch, metrics)
+                if self.options.prunes:
+                    batch = self._kept(batch, place)
         return super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
 
-    def _decided(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Decide; the rows that any optimizer step trains on, and padding."""
+    def _decide(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> NDArray[np.int64]:
+        """Decide; the place of each row among all completions, in the order of their prompts."""
         actor = self.config.actor_rollout_ref.actor
         submitted, group = self._drawn_prompts, self.config.actor_rollout_ref.rollout.n
         place = rows.places(batch, submitted.uids, group)
@@ -229,6 +241,11 @@ class PPOTrainerPruneSync(PPOTrainerSync):
                 lengths_PG=found.response_tokens,
             )
         self._measured.decided(metrics, self.pruner, self._plan, found, rate=keep)
+        return place
+
+    def _kept(self, batch: KVBatchMeta, place: NDArray[np.int64]) -> KVBatchMeta:
+        """The rows that any optimizer step trains on, and padding."""
+        assert self._plan is not None
         self._of_key = dict(zip(batch.keys, place.tolist(), strict=True))
         kept = set(self._plan.union.tolist())
         keys = [key for key in batch.keys if self._of_key[key] in kept] or batch.keys[:1]
@@ -237,7 +254,7 @@ class PPOTrainerPruneSync(PPOTrainerSync):
             batch, self._plan.choices[0].advantages.ravel(), self._of_key
         )
         batch = batch.select_keys(keys)
-        multiple = self._get_required_batch_multiple(sizes.ranks)
+        multiple = self._get_required_batch_multiple(self._ranks())
         # At least one, for steps with fewer rows than others.
         padding = multiple - len(batch) % multiple
         return rows.with_padding(batch, padding, eos=self.tokenizer.eos_token_id)

@@ -16,7 +16,7 @@ from transfer_queue import KVBatchMeta
 
 from dppo.packing.spread import PADDING
 from dppo.verl import rows
-from dppo.verl.loss import FACTOR
+from dppo.verl.loss import FACTOR, KEPT
 from dppo.verl.plan import Layout
 
 
@@ -89,7 +89,10 @@ def laid_out(batch: KVBatchMeta, laid: Layout, place_of: Mapping[str, int]) -> K
     chosen = pool.select_keys([pool.keys[row] for row in order])
     if unused:
         tq.kv_clear(keys=unused, partition_id=batch.partition_id)
-    result = _put(chosen, **{FACTOR: _per_token(_mask(chosen), laid.factor)})
+    mask = _mask(chosen)
+    result = _put(
+        chosen, **{FACTOR: _per_token(mask, laid.factor), KEPT: _per_token(mask, laid.kept)}
+    )
     result.extra_info = batch.extra_info
     return result
 
@@ -110,7 +113,7 @@ def _put(batch: KVBatchMeta, **fields: Tensor) -> KVBatchMeta:
     )
 
 
-def _per_token(like: Tensor, value_B: NDArray[np.float64]) -> Tensor:
+def _per_token(like: Tensor, value_B: NDArray[Any]) -> Tensor:
     """Jagged, the value of each row on every token of it."""
     offsets = like.offsets()
     values = torch.repeat_interleave(torch.from_numpy(value_B).float(), offsets.diff())
